@@ -1,0 +1,1 @@
+"""Attention: states and their merge, storage, local backends, exchanges, kinds."""

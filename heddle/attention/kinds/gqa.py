@@ -1,0 +1,38 @@
+"""Grouped-query attention: several query heads read one key-value head. Both forms of a query are
+the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from heddle.layout.heads import HeadRun
+
+
+class GQAKind:
+    """One layer's queries, keys and values; shapes as in `StepAttention.gqa`."""
+
+    def __init__(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
+        self.head_dim = query.shape[-1]
+        self.scale = self.head_dim**-0.5
+        self.travelling_query = query
+        self.staying_query = query
+        self.rows = torch.cat((key, value), dim=-1)  # [M, Ks, 2D]
+
+    def stored(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Key and value halves of stored rows, as views."""
+        return rows[..., : self.head_dim], rows[..., self.head_dim :]
+
+    def expand(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Same as `stored`."""
+        return self.stored(rows)
+
+    def staying_runs(self, runs: Sequence[HeadRun]) -> Sequence[HeadRun]:
+        """Same head map."""
+        return runs
+
+    def finish(self, out: torch.Tensor) -> torch.Tensor:
+        """Nothing to undo."""
+        return out

@@ -1,0 +1,63 @@
+"""What attention on one rank works with; constant while the engine runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from heddle.attention.backends.base import AttentionBackend
+from heddle.attention.exchange import create_exchange
+from heddle.attention.exchange.base import Exchange
+from heddle.attention.exchange.placement import Placement
+from heddle.attention.storage import KVStore
+from heddle.comm.base import RankGroups
+from heddle.layout.heads import HeadRun
+from heddle.step.localize import RankStep
+from heddle.step.topology import Topology
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionResources:
+    """Cache, groups and backend of one rank, with the head maps of its place in the mesh."""
+
+    topology: Topology
+    store: KVStore
+    groups: RankGroups
+    backend: AttentionBackend
+    tp_rank: int
+
+    @property
+    def own_runs(self) -> Sequence[HeadRun]:
+        """Lanes of this rank -> stored kv heads."""
+        return self.topology.heads.runs(self.tp_rank)
+
+    @property
+    def gathered_runs(self) -> Sequence[HeadRun]:
+        """Lanes after a gather over the slice -> stored kv heads."""
+        if self.topology.mesh.slice_size == 1:
+            return self.own_runs
+        return self.topology.heads.slice_runs(self.topology.mesh.slice_of(self.tp_rank))
+
+    @property
+    def partial_dtype(self) -> torch.dtype:
+        """Partials are float32, or wider where the model computes wider."""
+        return torch.float64 if self.topology.dtype == "float64" else torch.float32
+
+    def placement(self, step: RankStep, num_rows: int, *, is_copy: bool) -> Placement:
+        """Where gathered rows and heads lie in this rank's DCP group."""
+        return Placement(
+            num_replicas=self.topology.mesh.num_replicas,
+            slice_size=self.topology.mesh.slice_size,
+            num_rows=num_rows,
+            lanes=self.topology.heads.lanes,
+            is_copy=is_copy,
+            position=step.dcp_rank,
+        )
+
+    def exchange(self, name: str) -> Exchange | None:
+        """The exchange of a plan's choice; None where nothing travels."""
+        if name in ("none", "local") or self.groups.dcp.world_size == 1:
+            return None
+        return create_exchange(name)

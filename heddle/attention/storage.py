@@ -1,0 +1,134 @@
+"""KV rows of one rank: one tensor per layer, addressed by slot.
+
+A stored row holds key and value of one kv head side by side (GQA), or the latent row that serves as
+both (MLA), so one write and one gather move both:
+
+    layer[slot, head] = | key: D | value: D |        or        | latent: 512 | rotary key: 64 |
+
+Slots come from the layout (`KVLayout.slots`), reads go by local index through a block table: local
+index l of a sequence lies in block `table[l // block_size]`, row `l % block_size`.
+
+Legend: `Ks` stored kv heads, `W` width of a stored row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from heddle.kvcache.copies import BlockCopy
+from heddle.layout.kv import KVLayout
+from heddle.step.localize import LocalRange
+from heddle.units import PAD_SLOT_ID
+
+
+@dataclass(frozen=True, slots=True)
+class SlotRange:
+    """Slots of consecutive local indices: one run, which reads as a view, or a list."""
+
+    start: int
+    end: int
+    index: torch.Tensor | None
+    """None when the slots are the run [start, end)."""
+
+    def __len__(self) -> int:
+        return self.end - self.start if self.index is None else len(self.index)
+
+
+@dataclass(frozen=True, slots=True)
+class SlotWrite:
+    """Which of the rows that this rank sees are stored, and where."""
+
+    slots: torch.Tensor
+    rows: torch.Tensor | None
+    """None when every row is stored."""
+
+    @classmethod
+    def of(cls, slot_mapping: npt.NDArray[np.int64]) -> SlotWrite:
+        """Split a slot mapping once per step; -1 marks rows that this rank does not store."""
+        rows = np.flatnonzero(slot_mapping != PAD_SLOT_ID)
+        whole = len(rows) == len(slot_mapping)
+        return cls(torch.from_numpy(slot_mapping[rows]), None if whole else torch.from_numpy(rows))
+
+
+class KVStore:
+    """The KV tensors of one rank."""
+
+    def __init__(
+        self,
+        *,
+        num_layers: int,
+        num_blocks: int,
+        block_size: int,
+        num_heads: int,
+        row_width: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.block_size = block_size
+        shape = (num_blocks * block_size, num_heads, row_width)
+        # Never touched pages stay uncommitted, so a large pool costs only what is written.
+        self.layers = [torch.empty(shape, dtype=dtype, device=device) for _ in range(num_layers)]
+
+    def locate(self, keys: LocalRange) -> SlotRange:
+        """Slots of a range of local indices, found once per step and used by every layer."""
+        if keys.start >= keys.end:
+            return SlotRange(0, 0, None)
+        first_block = keys.start // self.block_size
+        last_block = (keys.end - 1) // self.block_size
+        blocks = keys.block_table[first_block : last_block + 1]
+        offset = keys.start - first_block * self.block_size
+        length = keys.end - keys.start
+        if len(blocks) == 1 or bool((np.diff(blocks) == 1).all()):
+            start = int(blocks[0]) * self.block_size + offset
+            return SlotRange(start, start + length, None)
+        slots = (blocks[:, None] * self.block_size + np.arange(self.block_size)).reshape(-1)
+        return SlotRange(0, 0, torch.from_numpy(slots[offset : offset + length].copy()))
+
+    def read(self, layer: int, slots: SlotRange) -> torch.Tensor:
+        """`[L, Ks, W]`: a view where the slots are one run, else a copy."""
+        rows = self.layers[layer]
+        if slots.index is None:
+            return rows[slots.start : slots.end]
+        return rows.index_select(0, slots.index)
+
+    def write(self, layer: int, write: SlotWrite, rows: torch.Tensor) -> None:
+        """Store the rows that belong here.
+
+        Args:
+            layer: index of the layer.
+            write: from `SlotWrite.of`.
+            rows: `[R, Ks, W]`, every row this rank sees in the step.
+        """
+        if len(write.slots) == 0:
+            return
+        kept = rows if write.rows is None else rows.index_select(0, write.rows)
+        self.layers[layer].index_copy_(0, write.slots, kept.to(self.layers[layer].dtype))
+
+    def copy_blocks(
+        self, copies: Sequence[BlockCopy], layouts: Sequence[KVLayout], rank: int
+    ) -> None:
+        """Copy-on-write: this rank's share of each partly shared virtual block.
+
+        Args:
+            copies: in order; a later copy may read what an earlier one wrote.
+            layouts: the layout of each copied chain.
+            rank: place in the DCP group.
+        """
+        for copy, layout in zip(copies, layouts, strict=True):
+            count = layout.local_len(copy.end, rank) - layout.local_len(copy.start, rank)
+            source = copy.source_block * self.block_size
+            target = copy.target_block * self.block_size
+            for rows in self.layers:
+                rows[target : target + count] = rows[source : source + count]
+
+    def wipe(self, blocks: Sequence[int]) -> None:
+        """Overwrite blocks with zeros, after a request that produced NaN."""
+        for block in blocks:
+            start = block * self.block_size
+            for rows in self.layers:
+                rows[start : start + self.block_size] = 0

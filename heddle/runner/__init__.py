@@ -1,0 +1,1 @@
+"""One rank at work: executes a step and answers."""

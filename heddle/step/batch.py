@@ -1,0 +1,109 @@
+"""The messages of one step: what the driver sends to every rank, and what ranks reply.
+
+`GlobalBatch` is the only input of a step. It is plain data about the whole batch and holds nothing
+local to a rank; each rank derives the same plan from it (`heddle.step.plan`).
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from heddle.config.sampling import SamplingParams
+from heddle.kvcache.copies import BlockCopy
+
+
+class SampleSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """How to draw one token from the last row of a request."""
+
+    params: SamplingParams
+    seed: int
+    """Resolved seed, 0 <= seed < 2**64."""
+    choice: int
+    """Index among the `n` choices of a request."""
+    position: int
+    """Output position, from 0."""
+    eos_token_ids: tuple[int, ...] = ()
+    """Masked until `min_tokens` is reached, with the stop ids; empty when EOS is ignored."""
+    prompt_token_ids: tuple[int, ...] = ()
+    """Only sent when a penalty or bad word needs it."""
+    output_token_ids: tuple[int, ...] = ()
+    """Only sent when a penalty or bad word needs it."""
+    bad_word_ids: tuple[tuple[int, ...], ...] = ()
+    """Bad words as token ids."""
+    forced_token_id: int | None = None
+    """Teacher forcing: report this token instead of the drawn one."""
+    return_logits: bool = False
+    """Send the raw logits row back (verification, tests)."""
+
+
+class ScheduledRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One sequence's part of a step: `q = len(token_ids)` new rows after `C = num_computed_tokens`
+    cached ones.
+    """
+
+    request_id: int
+    token_ids: tuple[int, ...]
+    num_computed_tokens: int
+    block_table: tuple[int, ...]
+    """Virtual block ids, enough for C + q tokens."""
+    start_rank: int = 0
+    """`u` of the block chain."""
+    layout_fingerprint: int
+    """Of the sequence's `KVLayout`; a rank with another layout refuses the step."""
+    sample: SampleSpec | None = None
+    """Set when the last row feeds sampling."""
+    prompt_logprob_targets: tuple[int, ...] = ()
+    """Next prompt token for each of the first rows; empty unless prompt logprobs were asked for."""
+    num_prompt_logprobs: int = 0
+
+
+class GlobalBatch(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything a step depends on."""
+
+    epoch: int
+    step: int
+    requests: tuple[ScheduledRequest, ...]
+    copies: tuple[BlockCopy, ...] = ()
+    wiped_blocks: tuple[int, ...] = ()
+    """Blocks to overwrite with zeros first, after a request that produced NaN."""
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True):
+    """Log-probabilities of one position: the chosen (or prompt) token, its rank, and the best
+    alternatives.
+    """
+
+    token_id: int
+    logprob: float
+    rank: int
+    """1 for the most likely token."""
+    top_token_ids: tuple[int, ...]
+    top_logprobs: tuple[float, ...]
+
+
+class SampledToken(msgspec.Struct, frozen=True, kw_only=True):
+    """What one request got from a step."""
+
+    request_id: int
+    token_id: int | None
+    """None when only prompt logprobs were produced, or the row was not finite."""
+    logprobs: TokenLogprobs | None = None
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    finite: bool = True
+    """False: NaN or inf in the logits; the request fails, others go on."""
+    logits: bytes | None = None
+    """Raw row, little-endian in the compute dtype, when asked for."""
+
+
+class RankReply(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank's answer to one step."""
+
+    epoch: int
+    step: int
+    digest: int
+    """Of the plan this rank derived."""
+    coverage: int
+    """Sum modulo 2**64 of a mix of (request, position, slot) over the KV rows this rank wrote."""
+    sampled: tuple[SampledToken, ...] = ()
+    """Filled by the deciding rank alone."""
+    seconds: float = 0.0

@@ -1,0 +1,29 @@
+"""One profile for every law, one thread for every rank.
+
+Law tests draw the same examples on every machine, so that a red run can be repeated; thread ranks
+share the cores, so each may use one thread only. Settings from the environment (`HEDDLE_*`) must
+not leak into the suite.
+"""
+
+from __future__ import annotations
+
+import os
+
+from hypothesis import HealthCheck, settings
+
+# Read when torch is first imported, which happens after this file in every test process and in its
+# children.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+for name in [name for name in os.environ if name.startswith("HEDDLE_")]:
+    del os.environ[name]
+
+settings.register_profile(
+    "laws",
+    derandomize=True,
+    database=None,
+    deadline=None,
+    max_examples=60,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("laws")

@@ -1,0 +1,44 @@
+"""A reply that differs stops the step."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from heddle.errors import PlanMismatch
+from heddle.step.agree import check_replies
+from heddle.step.batch import RankReply
+from heddle.step.localize import localize
+from heddle.step.plan import plan
+from tests.support.batches import make_batch, make_topology
+
+TOPOLOGY = make_topology((2, 2, 2))
+PLAN = plan(make_batch(TOPOLOGY, [(3, 9), (5, 1)], step=4), TOPOLOGY)
+
+
+def good_replies() -> list[RankReply]:
+    return [
+        RankReply(
+            epoch=0, step=4, digest=PLAN.digest, coverage=localize(PLAN, TOPOLOGY, rank).coverage
+        )
+        for rank in range(4)
+    ]
+
+
+def test_good_replies_pass() -> None:
+    assert check_replies(good_replies(), PLAN, TOPOLOGY.mesh) is None
+
+
+@pytest.mark.parametrize("field", ["epoch", "step", "digest"])
+def test_another_step_is_named_by_rank(field: str) -> None:
+    replies = good_replies()
+    replies[2] = msgspec.structs.replace(replies[2], **{field: 999})
+    with pytest.raises(PlanMismatch, match=r"rank 2 answered .*999"):
+        check_replies(replies, PLAN, TOPOLOGY.mesh)
+
+
+def test_a_missing_write_is_named_by_group() -> None:
+    replies = good_replies()
+    replies[3] = msgspec.structs.replace(replies[3], coverage=0)
+    with pytest.raises(PlanMismatch, match=r"ranks \[1, 3\] wrote KV"):
+        check_replies(replies, PLAN, TOPOLOGY.mesh)

@@ -1,0 +1,70 @@
+"""Cached context is tiled once, in order, within the workspace, the same for every rank."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from heddle.layout.kv import KVLayout
+from heddle.step.context import ContextPiece, plan_context_chunks
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[list[tuple[int, int, KVLayout]], int]:
+    ranks, interleave = draw(st.integers(1, 5)), draw(st.integers(1, 3))
+    contexts = [
+        (
+            index,
+            length,
+            KVLayout(ranks, interleave, interleave * 2, draw(st.integers(0, ranks - 1))),
+        )
+        for index, length in enumerate(draw(st.lists(st.integers(0, 60), max_size=5)))
+    ]
+    return contexts, draw(st.integers(1, 80))
+
+
+@given(cases())
+def test_pieces_tile_every_context_once_in_order(
+    case: tuple[list[tuple[int, int, KVLayout]], int],
+) -> None:
+    contexts, workspace = case
+    chunks = plan_context_chunks(contexts, workspace)
+    pieces = [piece for chunk in chunks for piece in chunk.pieces]
+    seen = [(piece.request, t) for piece in pieces for t in range(piece.start, piece.end)]
+    assert seen == [(index, t) for index, length, _ in contexts for t in range(length)]
+    assert all(piece.start < piece.end for piece in pieces)
+
+
+@given(cases())
+def test_gathered_rows_stay_within_the_workspace(
+    case: tuple[list[tuple[int, int, KVLayout]], int],
+) -> None:
+    contexts, workspace = case
+    layouts = {index: layout for index, _, layout in contexts}
+    for chunk in plan_context_chunks(contexts, workspace):
+        layout = layouts[chunk.pieces[0].request]
+        ranks, period = layout.world_size, layout.world_size * layout.interleave_size
+        shares = [
+            sum(
+                layouts[piece.request].owner(t) == rank
+                for piece in chunk.pieces
+                for t in range(piece.start, piece.end)
+            )
+            for rank in range(ranks)
+        ]
+        assert chunk.padded_local_rows == max(shares)
+        assert ranks * chunk.padded_local_rows <= max(workspace, period)
+        assert all(piece.start % period == 0 for piece in chunk.pieces)
+
+
+def test_a_chunk_is_filled_greedily_and_cut_at_whole_rounds() -> None:
+    layout = KVLayout(4, 1, 4)
+    chunks = plan_context_chunks([(0, 65, layout), (1, 96, layout)], 128)
+    assert [chunk.pieces for chunk in chunks] == [
+        (ContextPiece(0, 0, 65), ContextPiece(1, 0, 60)),
+        (ContextPiece(1, 60, 96),),
+    ]
+
+
+def test_requests_without_context_have_no_piece() -> None:
+    assert plan_context_chunks([(0, 0, KVLayout(2, 1, 4))], 16) == ()

@@ -1,0 +1,35 @@
+"""The writes of a DCP group add up to the word that the layout predicts, and to no other."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+
+from heddle.step.coverage import mix
+from heddle.step.localize import localize
+from heddle.step.plan import plan
+from heddle.step.topology import Topology
+from tests.support.batches import make_batch, request_lengths, topologies
+
+
+@given(topologies(), request_lengths)
+def test_each_dcp_group_adds_up(topology: Topology, lengths: list[tuple[int, int]]) -> None:
+    step_plan = plan(make_batch(topology, lengths), topology)
+    for group in topology.mesh.groups("dcp"):
+        total = sum(localize(step_plan, topology, rank).coverage for rank in group)
+        assert total % 2**64 == step_plan.coverage
+
+
+def test_a_lost_doubled_or_misplaced_row_changes_the_sum() -> None:
+    positions = np.arange(8, dtype=np.int64)
+    slots = positions * 3
+    whole = mix(7, positions, slots)
+    assert mix(7, positions[1:], slots[1:]) != whole
+    assert mix(7, np.append(positions, 3), np.append(slots, 9)) != whole
+    assert mix(7, positions, slots[::-1].copy()) != whole
+    assert mix(8, positions, slots) != whole
+
+
+def test_the_sum_does_not_depend_on_order() -> None:
+    positions = np.arange(8, dtype=np.int64)
+    assert mix(7, positions[::-1].copy(), positions[::-1].copy()) == mix(7, positions, positions)

@@ -1,0 +1,80 @@
+"""Equal batches, equal plans; another batch or another layout, another answer."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from heddle.errors import LayoutMismatch
+from heddle.layout.rows import RowClass
+from heddle.step.batch import GlobalBatch
+from heddle.step.plan import plan
+from heddle.step.topology import Topology
+from tests.support.batches import make_batch, make_topology, request_lengths, topologies
+
+
+@given(topologies(), request_lengths)
+def test_a_decoded_batch_gives_the_same_digest(
+    topology: Topology, lengths: list[tuple[int, int]]
+) -> None:
+    batch = make_batch(topology, lengths)
+    copy = msgspec.msgpack.decode(msgspec.msgpack.encode(batch), type=GlobalBatch)
+    assert plan(copy, topology).digest == plan(batch, topology).digest
+
+
+@given(topologies(), request_lengths, st.data())
+def test_any_change_of_the_batch_changes_the_digest(
+    topology: Topology, lengths: list[tuple[int, int]], data: st.DataObject
+) -> None:
+    batch = make_batch(topology, lengths)
+    index = data.draw(st.integers(0, len(batch.requests) - 1))
+    request = batch.requests[index]
+    changed = data.draw(
+        st.sampled_from(
+            [
+                msgspec.structs.replace(request, request_id=request.request_id + 50),
+                msgspec.structs.replace(
+                    request, token_ids=(request.token_ids[0] + 1, *request.token_ids[1:])
+                ),
+                msgspec.structs.replace(request, block_table=(*request.block_table, 99)),
+            ]
+        )
+    )
+    requests = (*batch.requests[:index], changed, *batch.requests[index + 1 :])
+    other = msgspec.structs.replace(batch, requests=requests)
+    assert plan(other, topology).digest != plan(batch, topology).digest
+    later = msgspec.structs.replace(batch, step=batch.step + 1)
+    assert plan(later, topology).digest != plan(batch, topology).digest
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"block_size": 8}, {"interleave_size": 4}, {"kv_cache_dtype": "float64"}],
+    ids=["block size", "interleave", "kv dtype"],
+)
+def test_a_sequence_of_another_layout_raises(change: dict[str, object]) -> None:
+    topology = make_topology((1, 2, 2), block_size=4)
+    batch = make_batch(topology, [(5, 1)])
+    other = dataclasses.replace(topology, **change)
+    with pytest.raises(LayoutMismatch, match="request 100 carries KV layout fingerprint"):
+        plan(batch, other)
+
+
+def test_a_sequence_of_another_degree_raises() -> None:
+    batch = make_batch(make_topology((1, 2, 2)), [(5, 1)])
+    with pytest.raises(LayoutMismatch):
+        plan(batch, make_topology((1, 4, 4)))
+
+
+def test_context_is_skipped_only_if_no_request_has_any() -> None:
+    topology = make_topology((1, 2, 2))
+    assert plan(make_batch(topology, [(0, 9), (0, 8)]), topology).context_exchange == "none"
+    assert plan(make_batch(topology, [(0, 9), (1, 8)]), topology).context_exchange == "gather_kv"
+    copied = plan(make_batch(topology, [(0, 9), (50, 1)]), topology)
+    assert copied.context_exchange == "none"
+    assert copied.classes == (RowClass.SPLIT, RowClass.COPY)
+    assert "no distributed request has cached tokens" in copied.reasons[1]
