@@ -32,10 +32,10 @@ class TravellingContext:
         self.resources = resources
         self.is_used = step.plan.context_exchange == "gather_q"
         self.parts = [
-            (torch.from_numpy(part.rows), resources.store.locate(part.keys))
+            (torch.tensor(part.rows), resources.store.locate(part.keys))
             for part in step.query_context
         ]
-        self.visible = torch.from_numpy(step.context_visible)
+        self.visible = torch.tensor(step.context_visible)
         self.placement = resources.placement(step, step.num_distributed, is_copy=False)
         self.exchange = resources.exchange(step.plan.merge_exchange)
 
@@ -80,7 +80,7 @@ class StayingContext:
             (
                 chunk,
                 [resources.store.locate(keys) for keys in chunk.sends],
-                [torch.from_numpy(piece.gathered) for piece in chunk.pieces],
+                [torch.tensor(piece.gathered) for piece in chunk.pieces],
             )
             for chunk in step.key_context
         ]

@@ -25,7 +25,7 @@ class CopyRows:
         self.step = step
         self.resources = resources
         self.keys = [resources.store.locate(part.keys) for part in step.copy_parts]
-        self.visible = torch.from_numpy(step.copy_visible)
+        self.visible = torch.tensor(step.copy_visible)
         self.placement = resources.placement(step, step.num_copy, is_copy=True)
         self.exchange = resources.exchange(step.plan.copy_exchange)
 

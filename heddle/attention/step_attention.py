@@ -34,7 +34,7 @@ class RankAttention:
         self.step = step
         self.resources = resources
         self.write = SlotWrite.of(step.slot_mapping)
-        self.distributed_order = torch.from_numpy(step.distributed_order)
+        self.distributed_order = torch.tensor(step.distributed_order)
         self.copy_rows = CopyRows(step, resources)
         self.distributed_rows = DistributedRows(
             step,

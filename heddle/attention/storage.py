@@ -52,7 +52,7 @@ class SlotWrite:
         """Split a slot mapping once per step; -1 marks rows that this rank does not store."""
         rows = np.flatnonzero(slot_mapping != PAD_SLOT_ID)
         whole = len(rows) == len(slot_mapping)
-        return cls(torch.from_numpy(slot_mapping[rows]), None if whole else torch.from_numpy(rows))
+        return cls(torch.tensor(slot_mapping[rows]), None if whole else torch.tensor(rows))
 
 
 class KVStore:
@@ -87,7 +87,7 @@ class KVStore:
             start = int(blocks[0]) * self.block_size + offset
             return SlotRange(start, start + length, None)
         slots = (blocks[:, None] * self.block_size + np.arange(self.block_size)).reshape(-1)
-        return SlotRange(0, 0, torch.from_numpy(slots[offset : offset + length].copy()))
+        return SlotRange(0, 0, torch.tensor(slots[offset : offset + length].copy()))
 
     def read(self, layer: int, slots: SlotRange) -> torch.Tensor:
         """`[L, Ks, W]`: a view where the slots are one run, else a copy."""

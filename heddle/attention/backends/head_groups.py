@@ -1,0 +1,59 @@
+"""Adjacent head runs of equal length, so that one kernel call serves them all.
+
+Legend: `Kg` kv heads of a group, `G` query lanes of each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from heddle.layout.heads import HeadRun
+
+
+class HeadGroup(NamedTuple):
+    """kv heads [kv_start, kv_start + num_kv), each read by `run_lanes` lanes from `start` on."""
+
+    kv_start: int
+    num_kv: int
+    start: int
+    run_lanes: int
+
+    @property
+    def end(self) -> int:
+        """One past the last lane."""
+        return self.start + self.num_kv * self.run_lanes
+
+    def queries(self, query: torch.Tensor) -> torch.Tensor:
+        """View of `[R, Hq, D]` as `[R, Kg, G, D]`."""
+        return query[:, self.start : self.end].unflatten(1, (self.num_kv, self.run_lanes))
+
+    def heads(self, rows: torch.Tensor) -> torch.Tensor:
+        """View of keys or values `[L, Ks, D]` as `[L, Kg, D]`."""
+        return rows[:, self.kv_start : self.kv_start + self.num_kv]
+
+
+def group_runs(runs: Sequence[HeadRun]) -> list[HeadGroup]:
+    """Join runs while lanes and kv heads follow each other and lengths agree.
+
+    Example:
+        >>> group_runs([HeadRun(0, 0, 3), HeadRun(1, 3, 6), HeadRun(2, 6, 8)])
+        [HeadGroup(kv_start=0, num_kv=2, start=0, run_lanes=3),
+         HeadGroup(kv_start=2, num_kv=1, start=6, run_lanes=2)]
+    """
+    groups: list[HeadGroup] = []
+    for kv_index, start, end in runs:
+        last = groups[-1] if groups else None
+        joins = (
+            last is not None
+            and last.end == start
+            and last.kv_start + last.num_kv == kv_index
+            and last.run_lanes == end - start
+        )
+        if joins and last is not None:
+            groups[-1] = last._replace(num_kv=last.num_kv + 1)
+        elif end > start:
+            groups.append(HeadGroup(kv_index, 1, start, end - start))
+    return groups

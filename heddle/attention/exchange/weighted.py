@@ -1,0 +1,29 @@
+"""The part that exchanges by sum share: every rank learns all lse and weighs its own partial."""
+
+from __future__ import annotations
+
+import torch
+
+from heddle.attention.state import AttentionState, weigh, weights
+from heddle.comm.base import Communicator
+
+
+def weigh_own(
+    state: AttentionState, visible: torch.Tensor, dcp: Communicator, *, strict: bool
+) -> AttentionState:
+    """This rank's term of the merged output, with the merged lse.
+
+    One all-gather of `[rows, k * h]`.
+
+    Args:
+        state: this rank's partial.
+        visible: bool `[N, rows]`.
+        dcp: the group.
+        strict: see `weights`.
+
+    Returns:
+        out: `a_r * out_r`, which sums over the group to the merged output; lse: merged.
+    """
+    seen = visible.unsqueeze(-1)
+    shares, lse = weights(dcp.all_gather(state.lse), seen, strict=strict)
+    return AttentionState(weigh(state.out, shares[dcp.rank], seen[dcp.rank]), lse)
