@@ -1,0 +1,276 @@
+"""One step's attention on thread ranks against dense attention.
+
+The caches start full of NaN; the oracle and the placement of cached rows are written out here and
+use nothing of the package.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from heddle.attention.backends import create_backend
+from heddle.attention.resources import AttentionResources
+from heddle.attention.step_attention import RankAttention
+from heddle.attention.storage import KVStore
+from heddle.comm.base import RankGroups, World
+from heddle.comm.threads import ThreadGroup
+from heddle.comm.tracing import Trace, TracingWorld
+from heddle.config import MLAConfig
+from heddle.layout.heads import HeadLayout
+from heddle.layout.mesh import GROUP_KINDS
+from heddle.runner.guard import ScheduleGuard, guard_groups
+from heddle.step.batch import GlobalBatch
+from heddle.step.localize import localize
+from heddle.step.plan import plan
+from heddle.step.schedule import collective_schedule
+from heddle.step.topology import Topology
+
+NOPE, ROPE, LATENT, VALUE = 6, 4, 10, 5
+NUM_LAYERS = 1
+
+
+def dense(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """One query `[D]` over `[S, D]`, `[S, Dv]`."""
+    return torch.softmax(key @ query * scale, dim=0) @ value
+
+
+@dataclass(frozen=True)
+class Truth:
+    """Global queries and stored rows of a step, and what each row must give."""
+
+    query: list[torch.Tensor]
+    """Per request `[q, H, D]`."""
+    rows: list[torch.Tensor]
+    """Per request `[C + q, K, W]`."""
+    expected: list[torch.Tensor]
+    """Per request `[q, H, Dv]`."""
+
+
+def gqa_truth(topology: Topology, batch: GlobalBatch, dtype: torch.dtype) -> Truth:
+    generator = torch.Generator().manual_seed(len(batch.requests))
+    model = topology.model
+    heads, kv_heads, width = model.num_query_heads, model.num_kv_heads, model.head_dim
+    truth = Truth([], [], [])
+    for request in batch.requests:
+        new, cached = len(request.token_ids), request.num_computed_tokens
+        query = torch.randn(new, heads, width, generator=generator, dtype=dtype)
+        rows = torch.randn(cached + new, kv_heads, 2 * width, generator=generator, dtype=dtype)
+        rows *= torch.arange(1, kv_heads + 1).to(dtype)[:, None]
+        truth.query.append(query)
+        truth.rows.append(rows)
+        truth.expected.append(
+            torch.stack(
+                [
+                    torch.stack(
+                        [
+                            dense(
+                                query[i, j],
+                                rows[: cached + i + 1, j * kv_heads // heads, :width],
+                                rows[: cached + i + 1, j * kv_heads // heads, width:],
+                                width**-0.5,
+                            )
+                            for j in range(heads)
+                        ]
+                    )
+                    for i in range(new)
+                ]
+            )
+        )
+    return truth
+
+
+def fill_cache(
+    topology: Topology, batch: GlobalBatch, truth: Truth, store: KVStore, place: int, kv: slice
+) -> None:
+    """Put the cached rows where the placement formula says, all else stays NaN."""
+    ranks, run, block = topology.mesh.dcp_size, topology.interleave_size, topology.block_size
+    for layer in store.layers:
+        layer.fill_(torch.nan)
+        for request, rows in zip(batch.requests, truth.rows, strict=True):
+            for t in range(request.num_computed_tokens):
+                if (t // run) % ranks == place:
+                    index = t // (ranks * run) * run + t % run
+                    slot = request.block_table[index // block] * block + index % block
+                    layer[slot] = rows[t, kv]
+
+
+def form_groups(topology: Topology, world: World, guard: ScheduleGuard) -> RankGroups:
+    members = {kind: world.group(kind, topology.mesh.groups(kind)) for kind in GROUP_KINDS}
+    return guard_groups(RankGroups(**members), guard)
+
+
+Call = Callable[[RankAttention, torch.Tensor, torch.Tensor, int, int], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class RankResult:
+    """What one rank found."""
+
+    error: float
+    """Largest difference to the truth over its rows and own heads."""
+    trace: Trace
+
+
+def worst_error(
+    topology: Topology, batch: GlobalBatch, truth: Truth, call: Call, backend: str
+) -> float:
+    """Run the step on thread ranks and compare every row and own head with the truth."""
+    return max(result.error for result in run_ranks(topology, batch, truth, call, backend))
+
+
+def run_ranks(
+    topology: Topology, batch: GlobalBatch, truth: Truth, call: Call, backend: str
+) -> list[RankResult]:
+    """Run one layer of the step on thread ranks; every call is traced and held against the
+    schedule.
+    """
+    step_plan = plan(batch, topology)
+    dtype = truth.query[0].dtype
+    flat_query = torch.cat(truth.query)
+    flat_rows = torch.cat(
+        [rows[r.num_computed_tokens :] for r, rows in zip(batch.requests, truth.rows, strict=True)]
+    )
+    flat_expected = torch.cat(truth.expected)
+
+    def rank_body(inner: World) -> RankResult:
+        world = TracingWorld(inner)
+        rank = world.global_rank
+        guard = ScheduleGuard()
+        groups = form_groups(topology, world, guard)
+        step = localize(step_plan, topology, rank)
+        slice_index = topology.mesh.slice_of(step.tp_rank)
+        kv = slice(*topology.heads.kv_range(slice_index))
+        blocks = 1 + max(block for request in batch.requests for block in request.block_table)
+        store = KVStore(
+            num_layers=NUM_LAYERS,
+            num_blocks=blocks,
+            block_size=topology.block_size,
+            num_heads=kv.stop - kv.start,
+            row_width=flat_rows.shape[-1],
+            dtype=dtype,
+            device=torch.device("cpu"),
+        )
+        fill_cache(topology, batch, truth, store, step.dcp_rank, kv)
+        resources = AttentionResources(
+            topology, store, groups, create_backend(backend), step.tp_rank
+        )
+        schedule = collective_schedule(step_plan, topology, rank)
+        guard.begin(schedule.layer[: len(schedule.layer) - 2 * (topology.mesh.tp_size > 1)])
+        first, last = topology.heads.query_range(step.tp_rank)
+        local = torch.tensor(step_plan.rows.local_rows(step.pcp_rank))
+        query = torch.full(
+            (len(local), topology.heads.lanes, flat_query.shape[-1]), 3.0, dtype=dtype
+        )
+        query[:, : last - first] = flat_query[local, first:last]
+        rows = flat_rows[local][:, kv].clone()
+        found = call(RankAttention(step, resources), query, rows, first, last)
+        guard.finish()
+        valid = step_plan.rows.valid.reshape(topology.mesh.pcp_size, -1)[step.pcp_rank]
+        kept = torch.tensor(np.flatnonzero(valid))
+        difference = found[kept, : last - first] - flat_expected[local[kept], first:last]
+        error = float(difference.abs().max()) if difference.numel() else 0.0
+        return RankResult(error, world.trace)
+
+    return ThreadGroup(topology.mesh.world_size).run(rank_body)
+
+
+def call_gqa(
+    attention: RankAttention, query: torch.Tensor, rows: torch.Tensor, first: int, last: int
+) -> torch.Tensor:
+    key, value = rows.chunk(2, dim=-1)
+    return attention.gqa(0, query, key, value)
+
+
+@dataclass(frozen=True)
+class UpProjections:
+    key_up: torch.Tensor  # [H, nope, lat]
+    value_up: torch.Tensor  # [H, lat, v]
+
+
+def mla_case(topology: Topology) -> tuple[Topology, UpProjections]:
+    mla = MLAConfig(
+        q_lora_rank=None,
+        kv_lora_rank=LATENT,
+        qk_nope_head_dim=NOPE,
+        qk_rope_head_dim=ROPE,
+        v_head_dim=VALUE,
+    )
+    model = dataclasses.replace(topology.model, num_kv_heads=1, head_dim=NOPE + ROPE, mla=mla)
+    heads = HeadLayout(
+        num_query_heads=model.num_query_heads,
+        num_kv_heads=1,
+        tp_size=topology.mesh.tp_size,
+        slice_size=topology.mesh.slice_size,
+    )
+    generator = torch.Generator().manual_seed(5)
+    wide = torch.float64
+    ups = UpProjections(
+        torch.randn(model.num_query_heads, NOPE, LATENT, generator=generator, dtype=wide),
+        torch.randn(model.num_query_heads, LATENT, VALUE, generator=generator, dtype=wide),
+    )
+    return dataclasses.replace(topology, model=model, heads=heads, dtype="float64"), ups
+
+
+def mla_truth(topology: Topology, batch: GlobalBatch, ups: UpProjections) -> Truth:
+    generator = torch.Generator().manual_seed(len(batch.requests))
+    heads, wide = topology.model.num_query_heads, torch.float64
+    truth = Truth([], [], [])
+    for request in batch.requests:
+        new, cached = len(request.token_ids), request.num_computed_tokens
+        query = torch.randn(new, heads, NOPE + ROPE, generator=generator, dtype=wide)
+        rows = torch.randn(cached + new, LATENT + ROPE, generator=generator, dtype=wide)
+        latent, rope = rows[:, :LATENT], rows[:, LATENT:]
+        key = torch.cat(
+            (
+                torch.einsum("tl,hdl->thd", latent, ups.key_up),
+                rope[:, None].expand(-1, heads, -1),
+            ),
+            dim=-1,
+        )
+        value = torch.einsum("tl,hlv->thv", latent, ups.value_up)
+        truth.query.append(query)
+        truth.rows.append(rows[:, None])
+        truth.expected.append(
+            torch.stack(
+                [
+                    torch.stack(
+                        [
+                            dense(
+                                query[i, j],
+                                key[: cached + i + 1, j],
+                                value[: cached + i + 1, j],
+                                0.3,
+                            )
+                            for j in range(heads)
+                        ]
+                    )
+                    for i in range(new)
+                ]
+            )
+        )
+    return truth
+
+
+def make_mla_call(ups: UpProjections) -> Call:
+    """A layer call with this rank's heads of the up-projections."""
+
+    def call_mla(
+        attention: RankAttention, query: torch.Tensor, rows: torch.Tensor, first: int, last: int
+    ) -> torch.Tensor:
+        lanes = query.shape[1]
+        key_up = torch.zeros((lanes, NOPE, LATENT), dtype=torch.float64)
+        value_up = torch.zeros((lanes, LATENT, VALUE), dtype=torch.float64)
+        key_up[: last - first] = ups.key_up[first:last]
+        value_up[: last - first] = ups.value_up[first:last]
+        return attention.mla(
+            0, query[..., :NOPE], query[..., NOPE:], rows[:, 0], key_up, value_up, 0.3
+        )
+
+    return call_mla
