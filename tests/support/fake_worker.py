@@ -15,8 +15,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from heddle.config import CacheConfig, ModelConfig, ParallelConfig, ResolvedConfig, SchedulerConfig
 from heddle.config.model import RopeConfig
 from heddle.errors import ModelFileError
@@ -107,6 +105,8 @@ class FakeWorker:
 
     def execute(self, batch: GlobalBatch, digest: int, deadline: float | None) -> RankReply:
         """Fault if told so, then the collective; token id = sum over ranks of (step + rank)."""
+        import torch  # not above: programs that only need the names here must load no torch
+
         fault = self._act(str(batch.step))
         self._group.set_deadline(deadline)
         total = self._group.all_reduce(torch.tensor([batch.step + self.rank]))

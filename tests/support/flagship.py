@@ -1,0 +1,391 @@
+"""Runs one mixed workload over any layout and holds it against one rank.
+
+The golden run is one rank, no cache reuse, each prompt whole in one step. Every other run is fed
+golden's tokens, so both stay on one path and each step's logits can be compared. The audit of the
+caches uses its own copy of the placement formula.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from heddle.config import (
+    CacheConfig,
+    EngineConfig,
+    ParallelConfig,
+    ResolvedConfig,
+    SamplingParams,
+    SchedulerConfig,
+)
+from heddle.engine.driver import Driver
+from heddle.engine.executors.create import create_executor
+from heddle.engine.inputs import PromptInput
+from heddle.engine.outputs import RequestOutput
+from heddle.layout.resolve import resolve
+from heddle.models.config_json import load_model_config
+
+NUM_TOKENS = 7
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One layout and one way to run the workload on it."""
+
+    sizes: tuple[int, int, int] = (1, 1, 1)
+    """(tp, pcp, dcp)."""
+    interleave: int | str = 1
+    """A number, or `block`."""
+    block_size: int = 4
+    exchange: str = "auto"
+    context: str = "auto"
+    workspace: int = 8
+    chunk: int = 512
+    """Rows of one step."""
+    has_prefix: bool = False
+    """A second wave of prompts shares prefixes with the first, some within a block."""
+    is_preempted: bool = False
+    """The pool is smaller than what runs at once needs."""
+    executor: str = "threads"
+    dtype: str = "float32"
+    backend: str = "auto"
+
+    @property
+    def name(self) -> str:
+        """Test id."""
+        tp, pcp, dcp = self.sizes
+        flags = "".join(
+            word
+            for word, on in ((" prefix", self.has_prefix), (" preempted", self.is_preempted))
+            if on
+        )
+        return (
+            f"tp{tp} pcp{pcp} dcp{dcp} i{self.interleave} b{self.block_size} {self.exchange} "
+            f"{self.context} chunk{self.chunk}{flags}"
+        )
+
+
+@dataclass
+class GoldenAnswer:
+    """One prompt on one rank."""
+
+    token_ids: tuple[int, ...]
+    logits: torch.Tensor
+    """`[NUM_TOKENS, vocabulary]`."""
+    kv: list[torch.Tensor] = field(default_factory=list)
+    """Per layer `[positions, K, W]`."""
+
+
+Prompt = tuple[int, ...]
+
+
+def workload(vocab_size: int) -> tuple[list[Prompt], list[Prompt]]:
+    """First and second wave: long prompts, and prompts of one to a few tokens."""
+
+    def ids(seed: int, count: int) -> Prompt:
+        return tuple((seed * 37 + i * i * 11 + i * 5) % (vocab_size - 3) + 3 for i in range(count))
+
+    first = [ids(1, 37), ids(2, 1), ids(3, 9), ids(4, 2), ids(5, 3), ids(6, 21)]
+    shared = first[0]
+    second = [
+        shared[:30] + ids(7, 4),
+        shared[:13] + ids(8, 1),
+        shared,
+        first[5][:5] + ids(9, 12),
+        ids(10, 1),
+    ]
+    return first, second
+
+
+def resolve_case(path: Path, case: Case) -> ResolvedConfig:
+    """The engine configuration of a case."""
+    tp, pcp, dcp = case.sizes
+    interleave = case.block_size if case.interleave == "block" else int(case.interleave)
+    num_blocks = 1 + _pool_blocks(case)
+    config = EngineConfig(
+        model=str(path),
+        parallel=ParallelConfig(
+            tensor_parallel_size=tp,
+            prefill_context_parallel_size=pcp,
+            decode_context_parallel_size=dcp,
+            kv_interleave_size=interleave,
+            dcp_comm_backend=case.exchange,  # type: ignore[arg-type]
+            cp_context_exchange=case.context,  # type: ignore[arg-type]
+            context_workspace_tokens=max(case.workspace, dcp * interleave),
+        ),
+        cache=CacheConfig(
+            block_size=case.block_size,
+            num_blocks_override=num_blocks,
+            enable_prefix_caching=case.has_prefix,
+        ),
+        scheduler=SchedulerConfig(max_num_batched_tokens=case.chunk),
+        dtype=case.dtype,
+        executor=case.executor,  # type: ignore[arg-type]
+        backend=case.backend,
+        num_threads=1,
+        step_timeout_seconds=30,
+    )
+    return resolve(
+        config,
+        load_model_config(path),
+        free_memory_bytes=1 << 30,
+        num_cores=2,
+        model_path=str(path),
+    )
+
+
+def _pool_blocks(case: Case) -> int:
+    """Room for everything, or for little more than the longest sequence."""
+    virtual = case.block_size * case.sizes[2]
+    longest = 37 + NUM_TOKENS - 1
+    return -(-longest // virtual) + 1 if case.is_preempted else -(-700 // virtual)
+
+
+@contextmanager
+def open_driver(resolved: ResolvedConfig) -> Iterator[Driver]:
+    """A driver over started ranks, whose caches hold NaN."""
+    executor = create_executor(resolved)
+    try:
+        executor.start()
+        for worker in getattr(executor, "workers", ()):
+            for layer in worker.store.layers:
+                layer.fill_(torch.nan)
+        yield Driver(resolved, executor, None)
+    finally:
+        executor.close()
+
+
+def drain(
+    driver: Driver,
+    prompts: list[Prompt],
+    teachers: list[tuple[int, ...]],
+    after_step: Callable[[dict[int, int]], None],
+    before_step: Callable[[], None],
+) -> list[RequestOutput]:
+    """Run prompts to their end; `after_step` gets {sequence id: prompt index}."""
+    params = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
+    outputs: dict[str, RequestOutput] = {}
+    order = []
+    sequences: dict[int, int] = {}
+    for index, (prompt, teacher) in enumerate(zip(prompts, teachers, strict=True)):
+        request_id = driver.add(
+            PromptInput(token_ids=prompt), params, teacher=teacher, return_logits=True
+        )
+        order.append(request_id)
+        state = driver._states[request_id]
+        sequences[state.sequences[0].request_id] = index
+    while driver.has_work:
+        before_step()
+        for output in driver.step():
+            outputs[output.request_id] = output
+        after_step(sequences)
+        driver.audit()
+    return [outputs[request_id] for request_id in order]
+
+
+def logits_of(output: RequestOutput, dtype: str) -> torch.Tensor:
+    rows = output.outputs[0].logits
+    assert rows is not None
+    return torch.stack(
+        [torch.frombuffer(bytearray(row), dtype=getattr(torch, dtype)) for row in rows]
+    )
+
+
+def golden_run(path: Path, dtype: str = "float32") -> dict[Prompt, GoldenAnswer]:
+    """Every prompt of the workload on one rank, alone in the batch."""
+    case = Case(executor="inline", dtype=dtype, block_size=16)
+    resolved = resolve_case(path, case)
+    answers: dict[Prompt, GoldenAnswer] = {}
+    first, second = workload(resolved.model.vocab_size)
+    for prompt in dict.fromkeys(first + second):
+        with open_driver(resolved) as driver:
+            store = driver._executor.workers[0].store  # type: ignore[attr-defined]
+            kv: list[torch.Tensor] = []
+
+            def capture(
+                sequences: dict[int, int],
+                driver: Driver = driver,
+                store: object = store,
+                kv: list[torch.Tensor] = kv,
+            ) -> None:
+                for request in driver._scheduler._running:
+                    slots = torch.tensor(
+                        [
+                            request.block_table[t // 16] * 16 + t % 16
+                            for t in range(request.num_computed_tokens)
+                        ]
+                    )
+                    kv[:] = [layer[slots] for layer in store.layers]  # type: ignore[attr-defined]
+
+            (output,) = drain(driver, [prompt], [()], capture, lambda: None)
+            answers[prompt] = GoldenAnswer(
+                output.outputs[0].token_ids, logits_of(output, dtype), kv
+            )
+    return answers
+
+
+def tolerance_of(golden: dict[Prompt, GoldenAnswer], dtype: str = "float32") -> float:
+    """Largest difference of logits that rounding explains: grows with the largest of them."""
+    largest = max(float(answer.logits.abs().max()) for answer in golden.values())
+    return (1e-10 if dtype == "float64" else 1e-5) * max(1.0, largest)
+
+
+def near_tie_share(golden: dict[Prompt, GoldenAnswer]) -> float:
+    """Share of golden's steps whose two best tokens are too close to tell apart."""
+    rows = torch.cat([answer.logits for answer in golden.values()])
+    best, second = rows.topk(2, dim=-1).values.unbind(-1)
+    return float((best - second <= 100 * tolerance_of(golden)).float().mean())
+
+
+@dataclass
+class Report:
+    """What a run showed, beside having passed."""
+
+    num_steps: int = 0
+    num_preemptions: int = 0
+    num_cached_tokens: int = 0
+    num_near_ties: int = 0
+    num_tokens: int = 0
+    num_audited_rows: int = 0
+    worst_difference: float = 0.0
+    tolerance: float = 0.0
+
+
+def run_case(path: Path, golden: dict[Prompt, GoldenAnswer], case: Case) -> Report:
+    """Run the workload and compare every step's logits, tokens and, on threads, cached rows."""
+    resolved = resolve_case(path, case)
+    first, second = workload(resolved.model.vocab_size)
+    report = Report(tolerance=tolerance_of(golden, case.dtype))
+    with open_driver(resolved) as driver:
+        for wave in (first, second):
+            auditor = Auditor(driver, resolved, golden, wave, report)
+            teachers = [golden[prompt].token_ids for prompt in wave]
+            outputs = drain(driver, wave, teachers, auditor.after_step, auditor.before_step)
+            for prompt, output in zip(wave, outputs, strict=True):
+                compare(golden[prompt], output, report, case)
+        totals = driver.counters.totals()
+        report.num_steps = totals["steps"]
+        report.num_preemptions = totals["preemptions"]
+        assert driver.num_running == driver.num_waiting == 0
+    return report
+
+
+def compare(golden: GoldenAnswer, output: RequestOutput, report: Report, case: Case) -> None:
+    """Oracles on logits and on tokens, aware of near ties."""
+    assert output.error is None
+    found = logits_of(output, case.dtype)
+    assert found.shape == golden.logits.shape
+    report.num_cached_tokens += output.num_cached_tokens
+    difference = float((found - golden.logits).abs().max())
+    report.worst_difference = max(report.worst_difference, difference)
+    assert difference <= report.tolerance
+    for row, expected in zip(found, golden.logits, strict=True):
+        best, second = expected.topk(2).values
+        report.num_tokens += 1
+        if best - second > 100 * report.tolerance:
+            assert int(row.argmax()) == int(expected.argmax())
+        else:
+            report.num_near_ties += 1
+            assert best - expected[int(row.argmax())] <= 100 * report.tolerance
+
+
+class Auditor:
+    """After each step: every cached row is right and where it belongs; nothing else was touched."""
+
+    def __init__(
+        self,
+        driver: Driver,
+        resolved: ResolvedConfig,
+        golden: dict[Prompt, GoldenAnswer],
+        prompts: list[Prompt],
+        report: Report,
+    ) -> None:
+        self.driver = driver
+        self.workers = getattr(driver._executor, "workers", ())
+        self.parallel = resolved.parallel
+        self.block_size = resolved.cache.block_size
+        self.golden = golden
+        self.prompts = prompts
+        self.report = report
+        self.before: list[torch.Tensor] = []
+
+    def before_step(self) -> None:
+        self.before = [worker.store.layers[0].clone() for worker in self.workers]
+
+    def owner_and_slot(self, table: list[int], position: int) -> tuple[int, int]:
+        ranks, run = self.parallel.decode_context_parallel_size, self.parallel.kv_interleave_size
+        index = position // (ranks * run) * run + position % run
+        block = table[index // self.block_size]
+        return position // run % ranks, block * self.block_size + index % self.block_size
+
+    def place_of(self, rank: int) -> int:
+        """DCP position of a rank: PCP first, then TP."""
+        tp, pcp = self.parallel.tensor_parallel_size, self.parallel.prefill_context_parallel_size
+        return (rank % tp * pcp + rank // tp) % self.parallel.decode_context_parallel_size
+
+    def after_step(self, sequences: dict[int, int]) -> None:
+        for rank, worker in enumerate(self.workers):
+            self.check_rank(rank, worker, sequences)
+
+    def check_rank(self, rank: int, worker: object, sequences: dict[int, int]) -> None:
+        store = worker.store  # type: ignore[attr-defined]
+        heads = worker.topology.heads  # type: ignore[attr-defined]
+        kv = slice(*heads.kv_range(rank % heads.tp_size // heads.slice_size))
+        place = self.place_of(rank)
+        owned: set[int] = set()
+        for request in self.driver._scheduler._running:
+            if request.request_id not in sequences:
+                continue
+            answer = self.golden[self.prompts[sequences[request.request_id]]]
+            table, length = request.block_table, request.num_computed_tokens
+            positions = [t for t in range(length) if self.owner_and_slot(table, t)[0] == place]
+            slots = [self.owner_and_slot(table, t)[1] for t in positions]
+            ranks, run = (
+                self.parallel.decode_context_parallel_size,
+                self.parallel.kv_interleave_size,
+            )
+            assert len(positions) <= -(-length // (ranks * run)) * run
+            owned.update(slots)
+            for layer, rows in enumerate(store.layers):
+                expected = answer.kv[layer][positions][:, kv]
+                scale = max(1.0, float(answer.kv[layer].abs().max()))
+                torch.testing.assert_close(
+                    rows[slots], expected, rtol=0, atol=1e-5 * scale, equal_nan=False
+                )
+            self.report.num_audited_rows += len(slots)
+        changed = (store.layers[0] != self.before[rank]) & ~(
+            store.layers[0].isnan() & self.before[rank].isnan()
+        )
+        touched = set(changed.flatten(1).any(dim=1).nonzero().flatten().tolist())
+        finished = {slot for slot in touched if slot not in owned and not self.is_free(slot)}
+        assert not finished, f"rank {rank} wrote slots {sorted(finished)} that nobody owns"
+
+    def is_free(self, slot: int) -> bool:
+        """Blocks of requests that ended within this step may have been written in it."""
+        running = {
+            block for request in self.driver._scheduler._running for block in request.block_table
+        }
+        return slot // self.block_size not in running and slot >= self.block_size
+
+
+def layouts(max_ranks: int) -> list[tuple[int, int, int]]:
+    """Every legal (tp, pcp, dcp) of up to `max_ranks` ranks, from the written rule."""
+    found = []
+    for tp in range(1, max_ranks + 1):
+        for pcp in range(1, max_ranks // tp + 1):
+            for dcp in range(1, tp * pcp + 1):
+                if pcp % dcp == 0 or (dcp % pcp == 0 and tp % (dcp // pcp) == 0):
+                    found.append((tp, pcp, dcp))
+    return found
+
+
+def with_sizes(case: Case, sizes: tuple[int, int, int]) -> Case:
+    """The case on another layout; exchanges that need DCP become `auto` at dcp 1."""
+    if sizes[2] == 1:
+        return dataclasses.replace(case, sizes=sizes, exchange="auto", context="auto")
+    return dataclasses.replace(case, sizes=sizes)
