@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 import torch
 
@@ -101,21 +102,19 @@ def weights(
     Raises:
         NumericsError: see `strict`.
     """
-    seen = lses != -math.inf if visible is None else visible.expand_as(lses)
-    broken = seen & ~torch.isfinite(lses)
+    seen = _seen(lses, visible)
     if strict:
-        _refuse(broken, "lse of a part that saw keys")
-    scores = torch.where(seen, lses, -math.inf).masked_fill(broken, math.nan)
-    peak = scores.amax(dim=0)
-    # Where nothing was seen the peak is -inf, and -inf - -inf would be NaN.
-    anchor = torch.where(peak == -math.inf, 0.0, peak)
+        _refuse(seen & ~torch.isfinite(lses), "lse of a part that saw keys")
+    scores = lses
+    if visible is not None:
+        # -inf from a part that saw keys would drop it in silence; NaN cannot pass unnoticed.
+        scores = torch.where(seen, lses.masked_fill(lses == -math.inf, math.nan), -math.inf)
+    # Where nothing was seen the peak is -inf, and -inf - -inf would be NaN; any finite number does.
+    anchor = scores.amax(dim=0).clamp(min=torch.finfo(scores.dtype).min)
     parts = torch.exp(scores - anchor)
-    total = parts[0].clone()
-    for part in parts[1:]:
-        total += part
-    empty = total == 0
-    merged = torch.where(empty, -math.inf, anchor + torch.log(total))
-    return parts / torch.where(empty, 1.0, total), merged
+    total = reduce(torch.add, parts.unbind(0))
+    # The peak itself adds 1, so a total below 1 means that nothing was seen: weights 0, lse -inf.
+    return parts / total.clamp(min=1.0), anchor + torch.log(total)
 
 
 def weigh(out: torch.Tensor, weight: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
@@ -151,13 +150,11 @@ def merge(
         ValueError: no states.
         TypeError: something that is not a state.
     """
-    parts = _unstack(states)
-    lses = torch.stack([part.lse for part in parts])
+    outs, lses = _columns(states)
     shares, lse = weights(lses, visible, strict=strict)
-    seen = lses != -math.inf if visible is None else visible.expand_as(lses)
-    out = weigh(parts[0].out, shares[0], seen[0])
-    for index in range(1, len(parts)):
-        out += weigh(parts[index].out, shares[index], seen[index])
+    seen = _seen(lses, visible)
+    terms = (weigh(out, shares[i], seen[i]) for i, out in enumerate(outs))
+    out = reduce(torch.Tensor.add_, terms)
     if strict:
         _refuse(~torch.isfinite(out), "output of a part that saw keys")
     return AttentionState(out, lse)
@@ -172,18 +169,22 @@ def concatenate(states: Sequence[AttentionState]) -> AttentionState:
     )
 
 
-def _unstack(states: AttentionState | Sequence[AttentionState]) -> list[AttentionState]:
+def _columns(
+    states: AttentionState | Sequence[AttentionState],
+) -> tuple[Sequence[torch.Tensor], torch.Tensor]:
+    """Outputs one by one (stacking them would hold them twice), and the lse as `[X, ...]`."""
     if isinstance(states, AttentionState):
-        pairs = zip(states.out.unbind(0), states.lse.unbind(0), strict=True)
-        parts = [AttentionState(out, lse) for out, lse in pairs]
-    else:
-        parts = list(states)
-    if not parts:
+        return states.out.unbind(0), states.lse
+    if not states:
         raise ValueError("0 states cannot be merged; merge needs at least 1")
-    for part in parts:
-        if not isinstance(part, AttentionState):
-            raise TypeError(f"{type(part).__name__} cannot be merged; only AttentionState can")
-    return parts
+    for state in states:
+        if not isinstance(state, AttentionState):
+            raise TypeError(f"{type(state).__name__} cannot be merged; only AttentionState can")
+    return [state.out for state in states], torch.stack([state.lse for state in states])
+
+
+def _seen(lses: torch.Tensor, visible: torch.Tensor | None) -> torch.Tensor:
+    return lses != -math.inf if visible is None else visible.expand_as(lses)
 
 
 def _refuse(broken: torch.Tensor, what: str) -> None:

@@ -1,6 +1,7 @@
 """Which list of a partition of the world a rank belongs to.
 
-Every rank forms the same groups from the same lists, so each implementation starts with this one question.
+Every rank forms the same groups from the same lists, so each implementation starts with this
+question.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Where thread ranks meet: each call deposits a payload and leaves with everybody's.
 
-A meeting proceeds in rounds. The last member to arrive closes the round, so a fast member may open the next one while a
-slow one still reads: rounds are separate objects and need no second barrier. Whatever goes wrong first (a rank raised,
-the calls differ, a deadline passed, a rank left) ends the whole world at once: a bug is a traceback, not a hang.
+A meeting proceeds in rounds. The last member to arrive closes the round, so a fast member may open
+the next one while a slow one still reads: rounds are separate objects and need no second barrier.
+Whatever goes wrong first (a rank raised, the calls differ, a deadline passed, a rank left) ends the
+whole world at once: a bug is a traceback, not a hang.
 """
 
 from __future__ import annotations

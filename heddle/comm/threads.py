@@ -1,7 +1,7 @@
-"""N ranks as N threads of one process: the same calls as between machines, with no process to start.
+"""N ranks as N threads of one process: the calls of many machines, with no process to start.
 
-It shows that nothing is ambient, it compares what every rank believes at every call, and it is how anybody can run a
-layout on a laptop. It says nothing about speed: threads share one interpreter.
+It shows that nothing is ambient, it compares what every rank believes at every call, and it is how
+anybody can run a layout on a laptop. It says nothing about speed: threads share one interpreter.
 
 Example:
     >>> import torch
@@ -35,8 +35,9 @@ R = TypeVar("R")
 class ThreadGroup:
     """A world of thread ranks.
 
-    Two ways to use it: `run` starts the threads itself; or the caller owns N threads, gives each its `world(rank)`, and
-    calls `abort` when one of them raises. A world that has failed stays failed: `run` makes a new one at every call.
+    Two ways to use it: `run` starts the threads itself; or the caller owns N threads, gives each
+    its `world(rank)`, and calls `abort` when one of them raises. A world that has failed stays
+    failed; `run` makes a new one at every call.
     """
 
     def __init__(self, world_size: int, timeout_seconds: float = 60.0) -> None:
@@ -65,7 +66,7 @@ class ThreadGroup:
         return ThreadWorld(self._hall, rank, self._world_size, self._timeout_seconds)
 
     def abort(self, cause: BaseException | None = None, rank: int | None = None) -> None:
-        """End the world: every waiting and every later call raises `RankFailed` naming the first cause."""
+        """End the world: waiting and later calls raise `RankFailed`, naming the first cause."""
         self._hall.fail(rank, cause or RankFailed("aborted by its owner"))
 
     def run(self, function: Callable[[ThreadWorld], R]) -> list[R]:
@@ -75,8 +76,8 @@ class ThreadGroup:
             The results, in rank order.
 
         Raises:
-            BaseException: the first exception that any rank raised, with its traceback and a note that names the rank;
-                the other ranks are stopped at their next collective.
+            BaseException: the first exception that any rank raised, with its traceback and a note
+                that names the rank; the other ranks are stopped at their next collective.
         """
         self._hall = Hall()
         results: dict[int, R] = {}
@@ -142,7 +143,7 @@ class ThreadWorld:
 
 
 class ThreadCommunicator:
-    """One thread's place in one meeting. Payloads are copied on the way in, so callers may reuse their tensors."""
+    """One thread's place in one meeting. Payloads are copied, so callers may reuse tensors."""
 
     def __init__(self, meeting: Meeting[torch.Tensor], place: int, timeout_seconds: float) -> None:
         self._meeting = meeting

@@ -1,6 +1,6 @@
-"""A communicator that writes down what passes through it: calls, shapes and bytes, for laws and for people.
+"""A communicator that writes down what passes through it: calls, shapes and bytes.
 
-Bytes are those a rank receives under the textbook algorithms, from the real sizes of the tensors in hand:
+Bytes are those a rank receives under the textbook algorithms, from the real sizes of the tensors:
 all-gather (N-1) x own, reduce-scatter and all-to-all (N-1)/N x input, all-reduce twice that.
 
 Legend: `N` ranks in the group in hand.

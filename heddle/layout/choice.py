@@ -19,6 +19,7 @@ _SHORT_FLAGS = {
 }
 _ALWAYS_SHOWN = tuple(_SHORT_FLAGS)[:3]
 _OWN_SETTINGS = ("block_size", "max_model_len")
+_SETTINGS = (*(setting.name for setting in fields(ParallelConfig)), *_OWN_SETTINGS)
 _USER_NAMES = {"kv_interleave_size": "cp_kv_cache_interleave_size"}
 
 
@@ -74,9 +75,11 @@ class LayoutChoice:
 
     def settings(self) -> dict[str, Any]:
         """Every setting by its field name; the model is a given, not a setting."""
-        names = [setting.name for setting in fields(self.parallel)]
-        own = {name: getattr(self, name) for name in _OWN_SETTINGS}
-        return {name: getattr(self.parallel, name) for name in names} | own
+        return {name: self.setting(name) for name in _SETTINGS}
+
+    def setting(self, name: str) -> Any:
+        """One setting by its field name."""
+        return getattr(self if name in _OWN_SETTINGS else self.parallel, name)
 
     def with_settings(self, changes: Mapping[str, Any]) -> LayoutChoice:
         """A copy with some settings changed."""

@@ -221,8 +221,7 @@ class KVLayout:
         """
         positions = _natural(positions, "position")
         mine = (positions // self.interleave_size) % self.world_size == self._turn(rank)
-        table = np.asarray(block_table, dtype=np.int64)
-        pages = table[positions // self.virtual_block_size]
+        pages = np.asarray(block_table)[positions // self.virtual_block_size].astype(np.int64)
         stored = pages * self.block_size + self.local_index(positions) % self.block_size
         return np.where(mine, stored, np.int64(PAD_SLOT_ID))
 

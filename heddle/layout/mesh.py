@@ -23,7 +23,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
+
+import numpy as np
 
 from heddle.errors import TopologyError
 
@@ -37,17 +39,22 @@ def divisors(size: int) -> tuple[int, ...]:
     return tuple(sorted({*low, *(size // part for part in low)}))
 
 
-def legal_dcp_sizes(tp_size: int, pcp_size: int) -> tuple[int, ...]:
-    """DCP sizes whose groups are rectangles of the TP x PCP plane, ascending.
+def is_legal_dcp(tp_size: int, pcp_size: int, dcp_size: int) -> bool:
+    """True when DCP divides PCP, or is PCP times a divisor of TP: groups are then rectangles."""
+    if pcp_size % dcp_size == 0:
+        return True
+    return dcp_size % pcp_size == 0 and tp_size % (dcp_size // pcp_size) == 0
 
-    These are the divisors of PCP, and PCP times a divisor of TP.
+
+def legal_dcp_sizes(tp_size: int, pcp_size: int) -> tuple[int, ...]:
+    """All legal DCP sizes, ascending.
 
     Example:
         >>> legal_dcp_sizes(tp_size=4, pcp_size=3)
         (1, 3, 6, 12)
     """
-    across = {pcp_size * size for size in divisors(tp_size)}
-    return tuple(sorted(across.union(divisors(pcp_size))))
+    sizes = divisors(tp_size * pcp_size)
+    return tuple(size for size in sizes if is_legal_dcp(tp_size, pcp_size, size))
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +66,6 @@ class Coord:
     pp: int
     pcp: int
     tp: int
-
-
-class _Place(NamedTuple):
-    """Where a rank sits among the groups of one kind."""
-
-    group: int
-    position: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,8 +87,8 @@ class Mesh:
         for name in self.__slots__:
             if getattr(self, name) < 1:
                 raise TopologyError([f"{name}={getattr(self, name)}; a size is at least 1"])
-        legal = legal_dcp_sizes(self.tp_size, self.pcp_size)
-        if self.dcp_size not in legal:
+        if not is_legal_dcp(self.tp_size, self.pcp_size, self.dcp_size):
+            legal = legal_dcp_sizes(self.tp_size, self.pcp_size)
             raise TopologyError(
                 [
                     f"dcp_size={self.dcp_size} is not legal with tp_size={self.tp_size}, "
@@ -135,8 +135,7 @@ class Mesh:
             >>> Mesh(tp_size=4, pcp_size=2).coord_of(5)
             Coord(external_dp=0, dp=0, pp=0, pcp=1, tp=1)
         """
-        if not 0 <= rank < self.world_size:
-            raise ValueError(f"rank={rank}; must be in [0, {self.world_size})")
+        self._check_rank(rank)
         rest, tp = divmod(rank, self.tp_size)
         rest, pcp = divmod(rest, self.pcp_size)
         rest, pp = divmod(rest, self.pp_size)
@@ -162,15 +161,27 @@ class Mesh:
             >>> Mesh(tp_size=2, pcp_size=4, dcp_size=2).groups("dcp")
             ((0, 2), (4, 6), (1, 3), (5, 7))
         """
-        places = sorted((self._place(kind, rank), rank) for rank in range(self.world_size))
-        members: dict[int, list[int]] = {}
-        for place, rank in places:
-            members.setdefault(place.group, []).append(rank)
-        return tuple(tuple(ranks) for ranks in members.values())
+        planes = np.arange(self.world_size).reshape(-1, self.pcp_size, self.tp_size)
+        if kind in ("pcp", "dcp"):
+            planes = planes.swapaxes(
+                1, 2
+            )  # walk PCP first; DCP divides the plane, so it stays in it
+        return tuple(map(tuple, planes.reshape(-1, self.group_size(kind)).tolist()))
+
+    def group_size(self, kind: GroupKind) -> int:
+        """Members of each group of a kind."""
+        sizes = {
+            "tp": self.tp_size,
+            "pcp": self.pcp_size,
+            "dcp": self.dcp_size,
+            "slice": self.slice_size,
+        }
+        return sizes[kind]
 
     def group_of(self, kind: GroupKind, rank: int) -> tuple[int, ...]:
         """The group of a kind that holds a global rank, in its order."""
-        return self.groups(kind)[self._place(kind, rank).group]
+        self._check_rank(rank)
+        return next(group for group in self.groups(kind) if rank in group)
 
     def position(self, kind: GroupKind, rank: int) -> int:
         """Place of a global rank in its group's ordered list.
@@ -178,21 +189,12 @@ class Mesh:
         In a DCP group, `position % num_replicas` is the block of rows that the rank owns and
         `position // num_replicas` the block of heads.
         """
-        return self._place(kind, rank).position
+        return self.group_of(kind, rank).index(rank)
 
     def _plane_of(self, coord: Coord) -> int:
         """Index of the TP x PCP plane that holds a coordinate."""
         return (coord.external_dp * self.dp_size + coord.dp) * self.pp_size + coord.pp
 
-    def _place(self, kind: GroupKind, rank: int) -> _Place:
-        coord = self.coord_of(rank)
-        plane = self._plane_of(coord)
-        if kind == "tp":
-            return _Place(plane * self.pcp_size + coord.pcp, coord.tp)
-        if kind == "pcp":
-            return _Place(plane * self.tp_size + coord.tp, coord.pcp)
-        if kind == "dcp":
-            # The plane's size is a multiple of dcp, so no group crosses from one plane to the next.
-            walk = coord.tp * self.pcp_size + coord.pcp
-            return _Place(*divmod(plane * self.tp_size * self.pcp_size + walk, self.dcp_size))
-        return _Place(*divmod(rank, self.slice_size))
+    def _check_rank(self, rank: int) -> None:
+        if not 0 <= rank < self.world_size:
+            raise ValueError(f"rank={rank}; must be in [0, {self.world_size})")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from heddle.config.parallel import ParallelConfig
 from heddle.layout.choice import LayoutChoice, ModelFacts, user_name
 from heddle.layout.heads import HeadLayout
-from heddle.layout.mesh import Mesh, legal_dcp_sizes
+from heddle.layout.mesh import Mesh, is_legal_dcp, legal_dcp_sizes
 from heddle.layout.nearest import nearest_sizes
 from heddle.layout.rule import Problem, Rule, is_count, moved
 
@@ -16,19 +16,18 @@ _PCP = "prefill_context_parallel_size"
 _DCP = "decode_context_parallel_size"
 _SIZES = (_TP, _PCP, _DCP, "pipeline_parallel_size", "data_parallel_size", "kv_interleave_size")
 _SIZES_MAYBE = ("context_workspace_tokens", "max_model_len")
-_SEARCH_SPAN = 64
+_SEARCH_SPAN = 32
 """How far from the asked size a mend of TP or PCP looks."""
 
 
 def _bad_sizes(choice: LayoutChoice) -> list[str]:
-    settings = choice.settings()
-    given = [name for name in _SIZES_MAYBE if settings[name] is not None]
-    return [name for name in (*_SIZES, "block_size", *given) if not is_count(settings[name])]
+    given = [name for name in _SIZES_MAYBE if choice.setting(name) is not None]
+    return [name for name in (*_SIZES, "block_size", *given) if not is_count(choice.setting(name))]
 
 
 def _size_problems(choice: LayoutChoice) -> Iterator[Problem]:
     for name in _bad_sizes(choice):
-        value = choice.settings()[name]
+        value = choice.setting(name)
         yield Problem(
             f"{user_name(name)}={value!r} is not legal; it is a whole number of at least 1", name
         )
@@ -52,14 +51,13 @@ def _dcp_problems(choice: LayoutChoice) -> Iterator[Problem]:
     tp, pcp, dcp = choice.degrees
     if not is_count(tp, pcp, dcp):
         return
-    legal = legal_dcp_sizes(tp, pcp)
-    if dcp not in legal:
+    if not is_legal_dcp(tp, pcp, dcp):
         model = f", for {choice.model}" if choice.model else ""
         yield Problem(
             f"{_DCP}={dcp} is not legal with {_TP}={tp}, {_PCP}={pcp}{model}; "
             f"DCP must divide PCP, or be PCP times a divisor of TP",
             _DCP,
-            legal,
+            legal_dcp_sizes(tp, pcp),
             lambda size: _with_storage(choice, size),
         )
 
@@ -83,16 +81,17 @@ def _with_storage(choice: LayoutChoice, dcp: int) -> str:
 def _mend_dcp(choice: LayoutChoice) -> Iterator[LayoutChoice]:
     tp, pcp, dcp = choice.degrees
     yield from moved(choice, _DCP, nearest_sizes(dcp, legal_dcp_sizes(tp, pcp), limit=4))
-    for name, size in ((_TP, tp), (_PCP, pcp)):
-        yield from moved(choice, name, nearest_sizes(size, _fitting(choice, name, size)))
+    heads = choice.model.num_query_heads if choice.model else tp + _SEARCH_SPAN
+    wider = (size for size in _around(tp, heads) if is_legal_dcp(size, pcp, dcp))
+    yield from moved(choice, _TP, nearest_sizes(tp, wider))
+    longer = (size for size in _around(pcp) if is_legal_dcp(tp, size, dcp))
+    yield from moved(choice, _PCP, nearest_sizes(pcp, longer))
 
 
-def _fitting(choice: LayoutChoice, name: str, size: int) -> Iterator[int]:
-    """Sizes of TP or PCP near the asked one with which the asked DCP is legal."""
-    for other in range(max(1, size - _SEARCH_SPAN), size + _SEARCH_SPAN + 1):
-        changed = choice.with_settings({name: other})
-        if not any(_dcp_problems(changed)) and not any(_head_problems(changed)):
-            yield other
+def _around(size: int, highest: int | None = None) -> range:
+    """Sizes near one, at most `highest`."""
+    end = size + _SEARCH_SPAN
+    return range(max(1, size - _SEARCH_SPAN), min(end, highest or end) + 1)
 
 
 DCP = Rule(
@@ -143,7 +142,7 @@ def _head_problems(choice: LayoutChoice) -> Iterator[Problem]:
 def _mend_heads(choice: LayoutChoice) -> Iterator[LayoutChoice]:
     tp, pcp, dcp = choice.degrees
     sizes = range(1, choice.model.num_query_heads + 1) if choice.model else range(0)
-    keeping = (size for size in sizes if dcp in legal_dcp_sizes(size, pcp))
+    keeping = (size for size in sizes if is_legal_dcp(size, pcp, dcp))
     yield from moved(choice, _TP, {*nearest_sizes(tp, sizes), *nearest_sizes(tp, keeping)})
 
 

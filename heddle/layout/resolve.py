@@ -1,13 +1,20 @@
 """From what was asked to what will run: every `auto` replaced, each choice with its reason.
 
-Pure: the caller measures the machine and passes plain numbers. Legality is asked of `heddle.layout.rules`, once, here.
+Pure: the caller measures the machine and passes plain numbers. Legality is asked of
+`heddle.layout.rules`, once, here.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
-from heddle.config import EngineConfig, ModelConfig, ParallelConfig, ResolvedConfig, SchedulerConfig
+from heddle.config import (
+    EngineConfig,
+    ModelConfig,
+    ParallelConfig,
+    ResolvedConfig,
+    SchedulerConfig,
+)
 from heddle.errors import ConfigError
 from heddle.layout import rules
 from heddle.layout.pool import DTYPE_BYTES, PoolRequest, pool_blocks
@@ -15,16 +22,6 @@ from heddle.layout.pool import DTYPE_BYTES, PoolRequest, pool_blocks
 _EXECUTORS = ("inline", "threads", "processes", "torchrun")
 _BACKENDS = ("torch", "reference")
 _WORKSPACE_CHUNKS = 4
-
-
-@dataclass(slots=True)
-class _Reasons:
-    """Sentences about what `auto` became."""
-
-    lines: list[str] = field(default_factory=list)
-
-    def say(self, line: str) -> None:
-        self.lines.append(line)
 
 
 def resolve(
@@ -49,13 +46,13 @@ def resolve(
         TopologyError: the layout is not legal; carries all reasons and the nearest legal layouts.
         ConfigError: another setting is not legal.
     """
-    reasons = _Reasons()
+    reasons: list[str] = []
     window = _window(config, model)
     rules.check(
         config.parallel,
         block_size=config.cache.block_size,
         model=model,
-        max_model_len=window,
+        max_model_len=config.max_model_len,
     )
     scheduler = replace(config.scheduler, max_model_len=window)
     _check_scheduler(scheduler)
@@ -73,7 +70,7 @@ def resolve(
         ranks_on_host=ranks,
     )
     num_blocks, why = pool_blocks(request)
-    reasons.say(why)
+    reasons.append(why)
     return ResolvedConfig(
         model_path=model_path,
         model=model,
@@ -91,5 +88,102 @@ def resolve(
         step_timeout_seconds=config.step_timeout_seconds,
         startup_timeout_seconds=config.startup_timeout_seconds,
         group_timeout_seconds=config.group_timeout_seconds,
-        reasons=tuple(reasons.lines),
+        reasons=tuple(reasons),
     )
+
+
+def _window(config: EngineConfig, model: ModelConfig) -> int:
+    longest = model.max_position_embeddings
+    asked = config.max_model_len
+    if asked is None:
+        return longest
+    if not 1 <= asked <= longest:
+        nearest = min(max(asked, 1), longest)
+        raise ConfigError(
+            f"max_model_len={asked} is not legal; this model was made for windows of 1 to "
+            f"{longest} tokens (nearest: {nearest})"
+        )
+    return asked
+
+
+def _check_scheduler(scheduler: SchedulerConfig) -> None:
+    for name in ("max_num_seqs", "max_num_batched_tokens", "max_num_partial_prefills"):
+        _check_count(name, getattr(scheduler, name), smallest=1)
+    _check_count("long_prefill_token_threshold", scheduler.long_prefill_token_threshold, smallest=0)
+
+
+def _check_count(name: str, value: int, smallest: int) -> None:
+    if value < smallest:
+        raise ConfigError(
+            f"{name}={value} is not legal; it is at least {smallest} (nearest: {smallest})"
+        )
+
+
+def _named(name: str, value: str, legal: tuple[str, ...]) -> str:
+    """The value, once known to be one of the legal names."""
+    if value not in legal:
+        raise ConfigError(f"{name}={value} is not legal; legal here: auto, {', '.join(legal)}")
+    return value
+
+
+def _dtype(config: EngineConfig, reasons: list[str]) -> str:
+    if config.dtype != "auto":
+        return _named("dtype", config.dtype, tuple(DTYPE_BYTES))
+    reasons.append("dtype: float32, since CPUs multiply 16-bit numbers slowly")
+    return "float32"
+
+
+def _kv_dtype(config: EngineConfig, dtype: str, reasons: list[str]) -> str:
+    asked = config.cache.kv_cache_dtype
+    if asked != "auto":
+        return _named("kv_cache_dtype", asked, tuple(DTYPE_BYTES))
+    reasons.append(f"kv_cache_dtype: {dtype}, the compute dtype")
+    return dtype
+
+
+def _executor(config: EngineConfig, reasons: list[str]) -> str:
+    world_size = config.parallel.world_size
+    if config.executor == "inline" and world_size > 1:
+        raise ConfigError(
+            f"executor=inline is not legal with {world_size} ranks; it runs one rank in the "
+            f"caller's thread; legal here: auto, threads, processes, torchrun (nearest: auto)"
+        )
+    if config.executor != "auto":
+        return _named("executor", config.executor, _EXECUTORS)
+    name = "inline" if world_size == 1 else "processes"
+    reasons.append(f"executor: {name}, for {world_size} rank{'s' if world_size > 1 else ''}")
+    return name
+
+
+def _backend(config: EngineConfig, reasons: list[str]) -> str:
+    if config.backend != "auto":
+        return _named("attention_backend", config.backend, _BACKENDS)
+    reasons.append("backend: torch, the faster of the built ones")
+    return "torch"
+
+
+def _threads(
+    config: EngineConfig, executor: str, num_cores: int, ranks_on_host: int, reasons: list[str]
+) -> int:
+    if config.num_threads is not None:
+        _check_count("num_threads", config.num_threads, smallest=1)
+        return config.num_threads
+    if executor == "threads":
+        reasons.append("num_threads: 1, since ranks are threads of one process")
+        return 1
+    threads = max(1, num_cores // ranks_on_host)
+    reasons.append(f"num_threads: {threads}, from {num_cores} cores for {ranks_on_host} ranks")
+    return threads
+
+
+def _workspace(parallel: ParallelConfig, scheduler: SchedulerConfig, reasons: list[str]) -> int:
+    if parallel.context_workspace_tokens is not None:
+        return parallel.context_workspace_tokens
+    # A piece of context is at least one round of ownership, even where chunks are tiny.
+    round_size = parallel.decode_context_parallel_size * parallel.kv_interleave_size
+    tokens = max(_WORKSPACE_CHUNKS * scheduler.max_num_batched_tokens, round_size)
+    reasons.append(
+        f"context_workspace_tokens: {tokens}, from {_WORKSPACE_CHUNKS} chunks of "
+        f"{scheduler.max_num_batched_tokens} rows"
+    )
+    return tokens

@@ -54,7 +54,7 @@ def reset_rule(*, name: str, setting: str, value: object, why: str) -> Rule:
     """The rule of a setting that has one legal value in this version."""
 
     def problems(choice: LayoutChoice) -> Iterator[Problem]:
-        asked = choice.settings()[setting]
+        asked = choice.setting(setting)
         # A size that is no count is the first rule's to report.
         if asked != value and (isinstance(value, bool) or is_count(asked)):
             yield Problem(f"{user_name(setting)}={asked} is not built yet; {why}", setting, [value])

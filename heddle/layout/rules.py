@@ -196,8 +196,8 @@ def _sentence(problem: Problem, asked: LayoutChoice, nearest: Sequence[LayoutCho
         for value in problem.legal
         if _broken(asked.with_settings({name: value})) < broken  # mends this, breaks nothing else
     ]
-    near = dict.fromkeys(choice.settings()[name] for choice in nearest) if name else {}
-    others = [value for value in near if value != asked.settings()[name]][:_MAX_VALUES]
+    near = dict.fromkeys(choice.setting(name) for choice in nearest) if name else {}
+    others = [value for value in near if value != asked.setting(name)][:_MAX_VALUES]
     text = problem.text
     if legal:
         text += f"; legal here: {_listed(legal, problem.describe)}"

@@ -78,7 +78,7 @@ WORKSPACE = Rule(
 
 def _unbuilt_problems(choice: LayoutChoice) -> Iterator[Problem]:
     for name, built in _BUILT.items():
-        value = choice.settings()[name]
+        value = choice.setting(name)
         if value not in built:
             yield Problem(
                 f"{name}={value} is not built yet; an exchange must be one of those built",
@@ -89,7 +89,7 @@ def _unbuilt_problems(choice: LayoutChoice) -> Iterator[Problem]:
 
 def _mend_unbuilt(choice: LayoutChoice) -> Iterator[LayoutChoice]:
     for name, built in _BUILT.items():
-        if choice.settings()[name] not in built:
+        if choice.setting(name) not in built:
             yield from moved(choice, name, built)
 
 
@@ -112,13 +112,13 @@ UNBUILT_EXCHANGE = Rule(
 def _idle_exchanges(choice: LayoutChoice) -> list[str]:
     """Exchanges asked for by name although DCP is 1."""
     alone = choice.parallel.decode_context_parallel_size == 1
-    return [name for name in _BUILT if alone and choice.settings()[name] != "auto"]
+    return [name for name in _BUILT if alone and choice.setting(name) != "auto"]
 
 
 def _idle_problems(choice: LayoutChoice) -> Iterator[Problem]:
     for name in _idle_exchanges(choice):
         yield Problem(
-            f"{name}={choice.settings()[name]} is not legal with {_DCP}=1; an exchange needs DCP "
+            f"{name}={choice.setting(name)} is not legal with {_DCP}=1; an exchange needs DCP "
             f"above 1, so drop {name} or raise {_DCP}",
             name,
             ["auto"],

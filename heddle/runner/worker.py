@@ -22,7 +22,7 @@ from heddle.config.engine import ResolvedConfig
 from heddle.errors import PlanMismatch
 from heddle.layout.mesh import GROUP_KINDS
 from heddle.models.registry import create_model
-from heddle.models.weights.source import open_weights
+from heddle.models.weights.open import open_weights
 from heddle.runner.guard import ScheduleGuard, guard_groups
 from heddle.runner.results import collect_samples
 from heddle.step.batch import GlobalBatch, RankReply, SampledToken
@@ -116,8 +116,8 @@ class RankWorker:
         self._prepare_blocks(step.plan.batch, step.dcp_rank)
         self.guard.begin(collective_schedule(step.plan, self.topology, self.global_rank))
         hidden = self.model.forward(
-            torch.from_numpy(step.token_ids),
-            torch.from_numpy(step.positions),
+            torch.tensor(step.token_ids),
+            torch.tensor(step.positions),
             RankAttention(step, self.resources),
         )
         logits = self._logits(step.plan, hidden)
@@ -141,12 +141,12 @@ class RankWorker:
         rows = step_plan.logits
         if rows.num_rows == 0:
             return None
-        picked = hidden.index_select(0, torch.from_numpy(rows.local_rows[self.coord.pcp]))
+        picked = hidden.index_select(0, torch.tensor(rows.local_rows[self.coord.pcp]))
         if rows.crosses_pcp:
             picked = self.groups.pcp.all_gather(picked).flatten(0, 1)
         if self.coord.pcp != 0:
             return None
-        return self.model.logits(picked.index_select(0, torch.from_numpy(rows.order)))
+        return self.model.logits(picked.index_select(0, torch.tensor(rows.order)))
 
     def read_kv(self, layer: int, slots: torch.Tensor) -> torch.Tensor:
         """Stored rows `[len(slots), Ks, W]`, for audits."""

@@ -48,28 +48,17 @@ def _describe(part: ScheduledPart, topology: Topology, bad_words: BadWordIds) ->
     logprobs = request.params.prompt_logprobs
     return ScheduledRequest(
         request_id=request.request_id,
-        token_ids=_tokens_between(request, start, end),
+        token_ids=part.token_ids,
         num_computed_tokens=start,
         block_table=tuple(request.block_table[: layout.num_virtual_blocks(end)]),
         start_rank=layout.start_rank,
-        layout_fingerprint=layout.fingerprint(
-            topology.mesh.num_slices, topology.kv_cache_dtype
-        ),
+        layout_fingerprint=layout.fingerprint(topology.mesh.num_slices, topology.kv_cache_dtype),
         sample=_spec(request, bad_words) if part.samples else None,
         # Row i of the part predicts position start + i + 1, as long as the prompt holds it.
         prompt_logprob_targets=()
         if logprobs is None
         else tuple(request.prompt_token_ids[start + 1 : end + 1]),
         num_prompt_logprobs=logprobs or 0,
-    )
-
-
-def _tokens_between(request: Request, start: int, end: int) -> tuple[int, ...]:
-    prompt, output = request.prompt_token_ids, request.output_token_ids
-    boundary = len(prompt)
-    return (
-        *prompt[start:end],
-        *output[max(0, start - boundary) : max(0, end - boundary)],
     )
 
 

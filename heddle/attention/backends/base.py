@@ -75,7 +75,9 @@ def checked_visible(visible: Visible, num_rows: int, num_keys: int) -> npt.NDArr
     Raises:
         ValueError: a value outside [0, L], or not one value per row.
     """
-    lengths = np.broadcast_to(np.asarray(visible, dtype=np.int64), (num_rows,))
+    lengths = np.full(num_rows, visible) if isinstance(visible, int) else visible
+    if lengths.shape != (num_rows,):
+        raise ValueError(f"visible has shape {lengths.shape}; {num_rows} rows need one length each")
     if num_rows and not 0 <= lengths.min() <= lengths.max() <= num_keys:
         raise ValueError(
             f"visible lengths {lengths.min()}..{lengths.max()} must be within the {num_keys} keys"

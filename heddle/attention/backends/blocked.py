@@ -55,7 +55,7 @@ def blocked(
 def _blocked_rows(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, visible: npt.NDArray[np.int64]
 ) -> AttentionState:
-    """As `blocked`, for rows few enough that a block of `MIN_BLOCK_KEYS` keys stays within bounds."""
+    """As `blocked`, for so few rows that `MIN_BLOCK_KEYS` keys stay within `MAX_SCORES`."""
     rows, heads, lanes, width = query.shape
     folded = query.transpose(0, 1).reshape(heads, rows * lanes, width)
     num_keys, seen_by_all = int(visible.max()), int(visible.min())
@@ -92,8 +92,6 @@ def _dense(
     if sees is not None:
         scores.masked_fill_(~sees, -math.inf)
     lse = torch.logsumexp(scores, dim=-1)
-    blind = lse == -math.inf
-    shares = scores.sub_(lse.masked_fill(blind, 0.0).unsqueeze(-1)).exp_()
-    out = torch.bmm(shares, value.transpose(0, 1))
-    # A share of 0 times a NaN value would be NaN, so blind rows are selected, not computed.
-    return AttentionState(out.masked_fill_(blind.unsqueeze(-1), 0.0), lse)
+    # Not exp(scores - lse): with scores near 1e4 the rounding of the lse would show in the output.
+    out = torch.bmm(torch.softmax(scores, dim=-1), value.transpose(0, 1))
+    return AttentionState(out.masked_fill_((lse == -math.inf).unsqueeze(-1), 0.0), lse)

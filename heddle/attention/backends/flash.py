@@ -2,9 +2,10 @@
 
 Facts that this file relies on, each with a test: the lse is natural; a stride of 0 over the heads
 of a group is honoured, so kv heads are never repeated in memory; `is_causal` aligns at the top
-left; float64 is computed in float64; a NaN that a row sees reaches its output. The kernel divides by
-the number of rows, so it must never meet 0 of them, and it writes lse 0 for a fully masked row, so
-masks are not used.
+left; float64 is computed in float64. The kernel divides by the number of rows, so it must never
+meet 0 of them. Where it believes that a row sees nothing it writes out 0 and lse 0, and it believes
+so of a row whose few keys are all NaN: such a shard would pass as text. An lse of exactly 0 is
+therefore never taken from it.
 
 Legend: `R` rows, `Kg` kv heads, `G` query lanes of each, `L` keys, `D` head width.
 """
@@ -25,7 +26,7 @@ SPLIT_PARTS = 4
 
 def flash(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, *, is_causal: bool
-) -> AttentionState:
+) -> AttentionState | None:
     """Attention of all rows over all keys, or over a causal square.
 
     Args:
@@ -36,43 +37,61 @@ def flash(
         is_causal: row i sees keys [0, i + 1).
 
     Returns:
-        lse `[R, Kg, G]`.
+        lse `[R, Kg, G]`; None where the answer of the kernel cannot be trusted.
     """
-    few_rows = query.shape[0] <= SPLIT_MAX_ROWS
-    if few_rows and not is_causal and key.shape[0] >= SPLIT_KEYS:
+    if not is_causal and key.shape[0] >= SPLIT_KEYS and query.shape[0] <= SPLIT_MAX_ROWS:
         return _flash_split(query, key, value, scale)
-    lanes = query.shape[2]
+    if query.shape[0] == 1:
+        # Lanes of a group take the place of rows: views of the inputs are views for the kernel.
+        out, lse = _kernel(query, _batched(key), _batched(value), scale=scale)
+        return None if _is_doubtful(lse) else AttentionState(out, lse)
     out, lse = _kernel(
         query.permute(1, 2, 0, 3),  # [Kg, G, R, D]
-        key.transpose(0, 1).unsqueeze(1).expand(-1, lanes, -1, -1),  # [Kg, G, L, D], stride 0
-        value.transpose(0, 1).unsqueeze(1).expand(-1, lanes, -1, -1),
+        _repeated(key, query.shape[2]),
+        _repeated(value, query.shape[2]),
         is_causal=is_causal,
         scale=scale,
     )
+    if _is_doubtful(lse):
+        return None
     return AttentionState(out.permute(2, 0, 1, 3), lse.permute(2, 0, 1))
+
+
+def _is_doubtful(lse: torch.Tensor) -> bool:
+    return bool((lse == 0).any())
+
+
+def _batched(rows: torch.Tensor) -> torch.Tensor:
+    """`[L, Kg, D]` as a view `[1, Kg, L, D]`."""
+    return rows.transpose(0, 1).unsqueeze(0)
+
+
+def _repeated(rows: torch.Tensor, lanes: int) -> torch.Tensor:
+    """`[L, Kg, D]` as a view `[Kg, G, L, D]`, with stride 0 over the lanes."""
+    return rows.transpose(0, 1).unsqueeze(1).expand(-1, lanes, -1, -1)
 
 
 def _flash_split(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
-) -> AttentionState:
+) -> AttentionState | None:
     """Equal parts of the keys side by side, then the remainder, then one merge."""
     rows, heads, lanes, width = query.shape
     part = key.shape[0] // SPLIT_PARTS
     cut = part * SPLIT_PARTS
+    cut_shape = (SPLIT_PARTS, part, heads, width)
     folded = query.transpose(0, 1).reshape(1, heads, rows * lanes, width)
     out, lse = _kernel(
         folded.expand(SPLIT_PARTS, -1, -1, -1),  # [parts, Kg, R * G, D]
-        key[:cut].unflatten(0, (SPLIT_PARTS, part)).transpose(1, 2),  # [parts, Kg, part, D]
-        value[:cut].unflatten(0, (SPLIT_PARTS, part)).transpose(1, 2),
+        key[:cut].view(cut_shape).transpose(1, 2),  # [parts, Kg, part, D]
+        value[:cut].view(cut_shape).transpose(1, 2),
         scale=scale,
     )
-    state = AttentionState(out, lse)
     if cut < key.shape[0]:
-        tail = _kernel(
-            folded, key[None, cut:].transpose(1, 2), value[None, cut:].transpose(1, 2), scale=scale
-        )
-        state = AttentionState(torch.cat([out, tail[0]]), torch.cat([lse, tail[1]]))
-    whole = merge(state, strict=False)
+        tail = _kernel(folded, _batched(key[cut:]), _batched(value[cut:]), scale=scale)
+        out, lse = torch.cat([out, tail[0]]), torch.cat([lse, tail[1]])
+    if _is_doubtful(lse):
+        return None
+    whole = merge(AttentionState(out, lse), strict=False)
     return AttentionState(
         whole.out.view(heads, rows, lanes, width).transpose(0, 1),
         whole.lse.view(heads, rows, lanes).transpose(0, 1),

@@ -28,11 +28,12 @@ class HeadGroup(NamedTuple):
 
     def queries(self, query: torch.Tensor) -> torch.Tensor:
         """View of `[R, Hq, D]` as `[R, Kg, G, D]`."""
-        return query[:, self.start : self.end].unflatten(1, (self.num_kv, self.run_lanes))
+        lanes = query.narrow(1, self.start, self.end - self.start)
+        return lanes.view(len(query), self.num_kv, self.run_lanes, query.shape[-1])
 
     def heads(self, rows: torch.Tensor) -> torch.Tensor:
         """View of keys or values `[L, Ks, D]` as `[L, Kg, D]`."""
-        return rows[:, self.kv_start : self.kv_start + self.num_kv]
+        return rows.narrow(1, self.kv_start, self.num_kv)
 
 
 def group_runs(runs: Sequence[HeadRun]) -> list[HeadGroup]:

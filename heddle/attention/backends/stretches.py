@@ -1,8 +1,8 @@
 """Rows whose visible lengths form a pattern that a dense kernel knows.
 
     constant   v v v v          every row sees the rectangle [0, v)
-    rising     v v+1 v+2 v+3    a rectangle [0, v-1) for all rows, then a causal square: row i of the
-                                stretch sees i+1 keys from v-1 on
+    rising     v v+1 v+2 v+3    a rectangle [0, v-1) for all rows, then a causal square: row i of
+                                the stretch sees i+1 keys from v-1 on
 
 Self parts of prompts are rising, cached context is constant. Anything else (a few rows against a
 sharded context, a staircase) is left to a masked path.
@@ -10,6 +10,7 @@ sharded context, a staircase) is left to a masked path.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -48,7 +49,7 @@ def find_stretches(visible: npt.NDArray[np.int64]) -> list[Stretch] | None:
     if len(cuts) > 2 and num_rows < MIN_MEAN_ROWS * (len(cuts) - 1):
         return None
     found = []
-    for start, end in zip(cuts, cuts[1:], strict=False):
+    for start, end in pairwise(cuts):
         first, last = int(visible[start]), int(visible[end - 1])
         if first == last:
             found.append(Stretch(start, end, first, is_causal=False))
@@ -61,8 +62,8 @@ def find_stretches(visible: npt.NDArray[np.int64]) -> list[Stretch] | None:
 
 def _cuts(visible: npt.NDArray[np.int64]) -> list[int]:
     """Borders of the longest stretches, taken greedily: steps of 0 or of 1 throughout."""
-    if len(visible) == 0:
-        return [0]
+    if len(visible) <= 1:
+        return list(range(len(visible) + 1))
     steps = np.diff(visible)
     cuts = [0]
     while cuts[-1] < len(visible):

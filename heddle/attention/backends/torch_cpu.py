@@ -1,7 +1,7 @@
 """The fast backend of plain torch on a CPU: flash where the kernel fits, else blocked products.
 
-Rows are cut by pattern (`stretches`), heads by run length (`head_groups`); every piece is one or two
-kernel calls on views of the caller's tensors.
+Rows are cut by pattern (`stretches`), heads by run length (`head_groups`); every piece is one or
+two kernel calls on views of the caller's tensors.
 """
 
 from __future__ import annotations
@@ -55,15 +55,21 @@ class TorchBackend:
     ) -> AttentionState:
         """See `AttentionBackend.attend`."""
         lengths = checked_visible(visible, query.shape[0], key.shape[0])
-        dtype = accumulation_dtype(query.dtype, key.dtype, value.dtype)
-        whole = AttentionState.nil((*query.shape[:2], value.shape[-1]), dtype=dtype)
         stretches = find_stretches(lengths) if _fits_flash(query, key, value) else None
+        pieces = []
         for group in group_runs(runs):
             parts = (group.queries(query), group.heads(key), group.heads(value))
             lanes = slice(group.start, group.end)
             for rows, state in _attend_group(*parts, lengths, stretches, scale):
-                whole.out[rows, lanes] = state.out.flatten(1, 2)
-                whole.lse[rows, lanes] = state.lse.flatten(1, 2)
+                flat = AttentionState(state.out.flatten(1, 2), state.lse.flatten(1, 2))
+                pieces.append((rows, lanes, flat))
+        if len(pieces) == 1 and pieces[0][2].lse.shape == query.shape[:2]:
+            return pieces[0][2]
+        dtype = accumulation_dtype(query.dtype, key.dtype, value.dtype)
+        whole = AttentionState.nil((*query.shape[:2], value.shape[-1]), dtype=dtype)
+        for rows, lanes, state in pieces:
+            whole.out[rows, lanes] = state.out
+            whole.lse[rows, lanes] = state.lse
         return whole
 
 
@@ -105,8 +111,21 @@ def _attend_stretch(
     """A rectangle, a causal square, or both merged."""
     states, cut = [], stretch.rectangle
     if cut > 0:
-        states.append(flash(query, key[:cut], value[:cut], scale, is_causal=False))
+        before = (key, value) if cut == len(key) else (key[:cut], value[:cut])
+        states.append(_attend_block(query, *before, scale, is_causal=False))
     if stretch.is_causal:
         square = slice(cut, cut + len(query))
-        states.append(flash(query, key[square], value[square], scale, is_causal=True))
+        states.append(_attend_block(query, key[square], value[square], scale, is_causal=True))
     return states[0] if len(states) == 1 else merge(states, strict=False)
+
+
+def _attend_block(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, *, is_causal: bool
+) -> AttentionState:
+    """All rows over all keys, or over a causal square; the flash kernel unless it is in doubt."""
+    state = flash(query, key, value, scale, is_causal=is_causal)
+    if state is not None:
+        return state
+    rows = len(query)
+    visible = np.arange(1, rows + 1) if is_causal else np.full(rows, len(key))
+    return blocked(query, key, value, visible, scale)

@@ -32,6 +32,5 @@ class AllToAll:
         packed = torch.cat([state.out, state.lse.unsqueeze(-1)], dim=-1)
         received = dcp.all_to_all(placement.destinations(packed))  # [N, n, h, Dv + 1]
         partials = AttentionState(received[..., :-1], received[..., -1])
-        # Of the gathered rows only this rank's row block has arrived.
-        seen = placement.own_rows(visible, dim=1).unsqueeze(-1)  # [N, n, 1]
+        seen = placement.own(placement.seen(visible), dim=1)  # [N, n, h]: what has arrived
         return merge(partials, seen, strict=self._strict)

@@ -31,6 +31,6 @@ class AllGatherAllReduce:
         dcp: Communicator,
     ) -> AttentionState:
         """See `Exchange.merge`."""
-        term = weigh_own(state, visible, dcp, strict=self._strict)
+        term = weigh_own(state, placement.seen(visible), dcp, strict=self._strict)
         out = dcp.all_reduce(term.out)
         return AttentionState(placement.own(out), placement.own(term.lse))

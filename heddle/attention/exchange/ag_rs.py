@@ -30,6 +30,6 @@ class AllGatherReduceScatter:
         dcp: Communicator,
     ) -> AttentionState:
         """See `Exchange.merge`."""
-        term = weigh_own(state, visible, dcp, strict=self._strict)
+        term = weigh_own(state, placement.seen(visible), dcp, strict=self._strict)
         out = dcp.reduce_scatter(placement.destinations(term.out))
         return AttentionState(out, placement.own(term.lse))

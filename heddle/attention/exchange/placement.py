@@ -37,6 +37,8 @@ class Placement:
     """Whether all row blocks hold the same rows."""
     position: int
     """`r`: place in the group."""
+    used_lanes: tuple[bool, ...] | None = None
+    """Of the gathered lanes, those that hold a query head; None: all. The others stay nil."""
 
     @property
     def world_size(self) -> int:
@@ -84,12 +86,23 @@ class Placement:
         blocks = blocks.expand(self.slice_size, self.num_replicas, *blocks.shape[2:])
         return blocks.reshape(self.world_size, self.num_rows, self.lanes, *rest)
 
-    def own(self, tensor: torch.Tensor) -> torch.Tensor:
-        """This rank's part of `[gathered_rows, k * h, ...]`, as a view `[n, h, ...]`."""
-        first = self.position // self.num_replicas * self.lanes
-        return self.own_rows(tensor, dim=0)[:, first : first + self.lanes]
+    def own(self, tensor: torch.Tensor, dim: int = 0) -> torch.Tensor:
+        """This rank's part of gathered rows (at `dim`) and heads (at `dim + 1`), as a view."""
+        head_block, row_block = divmod(self.position, self.num_replicas)
+        first_row = 0 if self.is_copy else row_block * self.num_rows
+        rows = tensor.narrow(dim, first_row, self.num_rows)
+        return rows.narrow(dim + 1, head_block * self.lanes, self.lanes)
 
-    def own_rows(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
-        """This rank's `n` of the gathered rows along `dim`, a view with all heads."""
-        row_block = 0 if self.is_copy else self.position % self.num_replicas
-        return tensor.narrow(dim, row_block * self.num_rows, self.num_rows)
+    def seen(self, visible: torch.Tensor) -> torch.Tensor:
+        """Which partial states saw a key: pad lanes never do.
+
+        Args:
+            visible: bool `[N, gathered_rows]`.
+
+        Returns:
+            bool `[N, gathered_rows, k * h]`.
+        """
+        seen = visible.unsqueeze(-1).expand(-1, -1, self.gathered_lanes)
+        if self.used_lanes is None:
+            return seen
+        return seen & torch.tensor(self.used_lanes, device=visible.device)

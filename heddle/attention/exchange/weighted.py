@@ -9,7 +9,7 @@ from heddle.comm.base import Communicator
 
 
 def weigh_own(
-    state: AttentionState, visible: torch.Tensor, dcp: Communicator, *, strict: bool
+    state: AttentionState, seen: torch.Tensor, dcp: Communicator, *, strict: bool
 ) -> AttentionState:
     """This rank's term of the merged output, with the merged lse.
 
@@ -17,13 +17,12 @@ def weigh_own(
 
     Args:
         state: this rank's partial.
-        visible: bool `[N, rows]`.
+        seen: bool `[N, rows, k * h]`: which partials saw a key.
         dcp: the group.
         strict: see `weights`.
 
     Returns:
         out: `a_r * out_r`, which sums over the group to the merged output; lse: merged.
     """
-    seen = visible.unsqueeze(-1)
     shares, lse = weights(dcp.all_gather(state.lse), seen, strict=strict)
     return AttentionState(weigh(state.out, shares[dcp.rank], seen[dcp.rank]), lse)

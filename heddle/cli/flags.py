@@ -1,0 +1,249 @@
+"""Every flag that sets a config field, declared once for all commands.
+
+A row names the field; default, help text and legal words come from there. `engine_config` reads the
+rows backwards.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from heddle.cli.fieldtext import field_texts
+from heddle.cli.output import Output
+from heddle.cli.parser import CommandParser
+from heddle.cli.values import size, size_or_auto
+from heddle.config import CacheConfig, EngineConfig, ParallelConfig, SchedulerConfig
+from heddle.config.parallel import CommBackend, ContextExchange
+
+UserExecutor = Literal["auto", "inline", "threads", "processes"]
+"""Executors a user may name; a launcher's ranks are found, not asked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flag:
+    """One flag and the config field it sets.
+
+    Attributes:
+        names: spellings; the first long one is also the variable.
+        config: class of the field.
+        field: its name.
+        convert: word -> value.
+        choices: legal words; empty: any.
+        text: help, where the field itself has none.
+        action: of argparse, for a flag without a value.
+    """
+
+    names: tuple[str, ...]
+    config: type
+    field: str
+    convert: Callable[[str], Any] = str
+    choices: tuple[str, ...] = ()
+    text: str = ""
+    action: str | type[argparse.Action] | None = None
+
+    @property
+    def variable(self) -> str:
+        """Name in the parsed namespace, as argparse derives it."""
+        long = next(name for name in self.names if name.startswith("--"))
+        return long.lstrip("-").replace("-", "_")
+
+    def declare(self, parser: CommandParser, section: str) -> None:
+        """Add this flag to a parser."""
+        fields = {f.name: f for f in dataclasses.fields(self.config)}
+        options: dict[str, Any] = {
+            "default": fields[self.field].default,
+            "help": (self.text or field_texts(self.config)[self.field]).replace("%", "%%"),
+        }
+        if self.action is not None:
+            options |= {"action": self.action}
+        else:
+            options |= {"type": self.convert}
+            options |= {"choices": self.choices} if self.choices else {"metavar": "VALUE"}
+        parser.declare(section, *self.names, **options)
+
+
+def _degree(short: str, long: str) -> Flag:
+    return Flag(
+        names=(f"-{short}", f"--{long}"),
+        config=ParallelConfig,
+        field=long.replace("-", "_"),
+        convert=int,
+    )
+
+
+LAYOUT_FLAGS: tuple[Flag, ...] = (
+    _degree("tp", "tensor-parallel-size"),
+    _degree("pcp", "prefill-context-parallel-size"),
+    _degree("dcp", "decode-context-parallel-size"),
+    _degree("pp", "pipeline-parallel-size"),
+    _degree("dp", "data-parallel-size"),
+    Flag(
+        names=("--cp-kv-cache-interleave-size", "--dcp-kv-cache-interleave-size"),
+        config=ParallelConfig,
+        field="kv_interleave_size",
+        convert=int,
+    ),
+    Flag(names=("--block-size",), config=CacheConfig, field="block_size", convert=int),
+    Flag(
+        names=("--dcp-comm-backend",),
+        config=ParallelConfig,
+        field="dcp_comm_backend",
+        choices=typing.get_args(CommBackend),
+    ),
+    Flag(
+        names=("--cp-context-exchange",),
+        config=ParallelConfig,
+        field="cp_context_exchange",
+        choices=typing.get_args(ContextExchange),
+    ),
+    Flag(
+        names=("--dcp-q-replicate",),
+        config=ParallelConfig,
+        field="dcp_q_replicate",
+        action=argparse.BooleanOptionalAction,
+    ),
+    Flag(
+        names=("--executor",),
+        config=EngineConfig,
+        field="executor",
+        choices=typing.get_args(UserExecutor),
+        text="Where ranks live: in the caller, in threads of it, or in processes.",
+    ),
+    Flag(
+        names=("--dtype",),
+        config=EngineConfig,
+        field="dtype",
+        text="Compute dtype; auto is float32 on a CPU, the checkpoint's on a GPU.",
+    ),
+    Flag(names=("--kv-cache-dtype",), config=CacheConfig, field="kv_cache_dtype"),
+)
+
+ENGINE_FLAGS: tuple[Flag, ...] = (
+    Flag(
+        names=("--max-model-len",), config=EngineConfig, field="max_model_len", convert=size_or_auto
+    ),
+    Flag(
+        names=("--kv-cache-memory-bytes",),
+        config=CacheConfig,
+        field="kv_cache_memory_bytes",
+        convert=size,
+    ),
+    Flag(
+        names=("--num-gpu-blocks-override",),
+        config=CacheConfig,
+        field="num_blocks_override",
+        convert=int,
+    ),
+    Flag(
+        names=("--enable-prefix-caching",),
+        config=CacheConfig,
+        field="enable_prefix_caching",
+        action=argparse.BooleanOptionalAction,
+    ),
+    Flag(names=("--max-num-seqs",), config=SchedulerConfig, field="max_num_seqs", convert=size),
+    Flag(
+        names=("--max-num-batched-tokens",),
+        config=SchedulerConfig,
+        field="max_num_batched_tokens",
+        convert=size,
+    ),
+    Flag(
+        names=("--max-num-partial-prefills",),
+        config=SchedulerConfig,
+        field="max_num_partial_prefills",
+        convert=int,
+    ),
+    Flag(
+        names=("--long-prefill-token-threshold",),
+        config=SchedulerConfig,
+        field="long_prefill_token_threshold",
+        convert=size,
+    ),
+    Flag(
+        names=("--context-workspace-tokens",),
+        config=ParallelConfig,
+        field="context_workspace_tokens",
+        convert=size,
+    ),
+    Flag(names=("--attention-backend",), config=EngineConfig, field="backend"),
+    Flag(names=("--num-threads",), config=EngineConfig, field="num_threads", convert=int),
+    Flag(
+        names=("--seed",),
+        config=EngineConfig,
+        field="seed",
+        convert=int,
+        text="Seed from which requests without their own get theirs.",
+    ),
+    Flag(
+        names=("--step-timeout",),
+        config=EngineConfig,
+        field="step_timeout_seconds",
+        convert=float,
+        text="Seconds after which a step counts as hung.",
+    ),
+    Flag(
+        names=("--startup-timeout",),
+        config=EngineConfig,
+        field="startup_timeout_seconds",
+        convert=float,
+        text="Seconds in which all ranks must be ready.",
+    ),
+    Flag(
+        names=("--cpu-distributed-timeout-seconds",),
+        config=EngineConfig,
+        field="group_timeout_seconds",
+        convert=float,
+        text="Seconds in which groups of ranks must form.",
+    ),
+)
+
+
+def command_parser(
+    command: str, summary: str, environment: Mapping[str, str], output: Output
+) -> CommandParser:
+    """A parser with the flags that every command has."""
+
+    def warn(line: str) -> None:
+        output.say(f"warning: {line}")
+
+    parser = CommandParser(command, summary, environment, warn)
+    parser.declare(
+        "output", "--json", action="store_true", help="print one JSON document on stdout"
+    )
+    parser.declare("output", "--debug", action="store_true", help="show a traceback with an error")
+    return parser
+
+
+def add_layout_flags(parser: CommandParser) -> None:
+    """The flags that say how ranks are arranged; every command has them."""
+    for flag in LAYOUT_FLAGS:
+        flag.declare(parser, "layout")
+
+
+def add_engine_flags(parser: CommandParser) -> None:
+    """The flags of an engine that runs a model."""
+    for flag in ENGINE_FLAGS:
+        flag.declare(parser, "engine")
+
+
+def layout_config(arguments: argparse.Namespace) -> ParallelConfig:
+    """Degrees and exchanges of a command line that has the layout flags only."""
+    return ParallelConfig(
+        **{
+            flag.field: getattr(arguments, flag.variable)
+            for flag in LAYOUT_FLAGS
+            if flag.config is ParallelConfig
+        }
+    )
+
+
+def engine_arguments(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Every engine setting of a command line, by the name of its flag with underscores."""
+    return {
+        flag.variable: getattr(arguments, flag.variable) for flag in LAYOUT_FLAGS + ENGINE_FLAGS
+    }

@@ -1,0 +1,29 @@
+"""The `layout` object: the same ten keys wherever a command prints a layout."""
+
+from __future__ import annotations
+
+from heddle.config import ParallelConfig
+
+
+def layout_object(
+    parallel: ParallelConfig, *, block_size: int, executor: str
+) -> dict[str, int | str]:
+    """A layout as data.
+
+    Args:
+        parallel: degrees and exchanges.
+        block_size: tokens of a page on one rank.
+        executor: where ranks live, or what was asked for.
+    """
+    return {
+        "tp": parallel.tensor_parallel_size,
+        "pcp": parallel.prefill_context_parallel_size,
+        "dcp": parallel.decode_context_parallel_size,
+        "pp": parallel.pipeline_parallel_size,
+        "dp": parallel.data_parallel_size,
+        "interleave": parallel.kv_interleave_size,
+        "block_size": block_size,
+        "exchange": parallel.dcp_comm_backend,
+        "executor": executor,
+        "world_size": parallel.world_size,
+    }

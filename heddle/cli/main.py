@@ -1,0 +1,132 @@
+"""The command `heddle`: finds the sub-command, runs it, and turns what happened into an exit code.
+
+    0    done
+    1    failed: a check did not hold, a rank died, an error of ours
+    2    the caller can mend it: arguments, a refused layout, a prompt, model files
+    130  interrupted
+
+A sub-command is a module with `SUMMARY`, `create_parser` and `run`; it is imported when it is asked
+for, and imports torch only when it needs it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+from heddle.cli.output import Output
+from heddle.cli.parser import CommandParser
+from heddle.errors import (
+    ConfigError,
+    HeddleError,
+    ModelFileError,
+    RequestError,
+    TopologyError,
+    UnsupportedError,
+)
+
+COMMANDS = ("generate", "show", "verify", "doctor")
+MENDABLE = (ConfigError, ModelFileError, RequestError, UnsupportedError)
+
+
+class Command(Protocol):
+    """What a module of a sub-command offers."""
+
+    SUMMARY: str
+
+    def create_parser(self, environment: Mapping[str, str], output: Output) -> CommandParser:
+        """The command line that it understands."""
+        ...
+
+    def run(self, arguments: argparse.Namespace, output: Output) -> int:
+        """Do it; returns the exit code."""
+        ...
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of the console script; returns the exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    output = Output(as_json="--json" in words, stream=sys.stdout, log=sys.stderr)
+    try:
+        return _dispatch(words, os.environ, output)
+    except KeyboardInterrupt:
+        output.say("interrupted")
+        return 130
+    except BrokenPipeError:
+        # The reader of stdout has gone; nothing may be written to it, not even by the interpreter's
+        # last flush.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except Exception as error:
+        return _report(error, output, with_traceback="--debug" in words)
+
+
+def _dispatch(words: Sequence[str], environment: Mapping[str, str], output: Output) -> int:
+    if not words or words[0] in ("-h", "--help"):
+        output.text(_overview())
+        return 0 if words else 2
+    if words[0] == "--version":
+        from importlib.metadata import version  # a tenth of the start-up time
+
+        output.text(f"heddle {version('heddle-llm')}")
+        return 0
+    command = _find(words[0])
+    parser = command.create_parser(environment, output)
+    help_text = parser.help_topic(words[1:])
+    if help_text is not None:
+        output.text(help_text.rstrip())
+        return 0
+    arguments = parser.parse(words[1:])
+    return command.run(arguments, replace(output, as_json=arguments.json))
+
+
+def _find(name: str) -> Command:
+    if name not in COMMANDS:
+        near = difflib.get_close_matches(name, COMMANDS, n=1)
+        hint = f"the nearest is {near[0]}" if near else "legal: " + ", ".join(COMMANDS)
+        raise ConfigError(f"{name!r} is not a command of heddle; {hint}")
+    command: Any = importlib.import_module(f"heddle.cli.{name}")
+    found: Command = command
+    return found
+
+
+def _overview() -> str:
+    lines = ["usage: heddle COMMAND ... [--json]", "", "commands:"]
+    lines += [f"  {name:<10}{_find(name).SUMMARY}" for name in COMMANDS]
+    lines += ["", "heddle COMMAND --help lists its flags; heddle --version prints the version."]
+    return "\n".join(lines)
+
+
+def _report(error: Exception, output: Output, *, with_traceback: bool) -> int:
+    """One clear message, never a traceback unless asked for."""
+    if with_traceback:
+        output.say("".join(traceback.format_exception(error)).rstrip())
+    known = isinstance(error, HeddleError)
+    message = str(error) if known else f"{type(error).__name__}: {error}"
+    output.say(f"error: {message}")
+    if not known and not with_traceback:
+        output.say("this is a fault of heddle; --debug shows where it happened")
+    if output.as_json:
+        output.document({"error": describe(error)})
+    return 2 if isinstance(error, MENDABLE) else 1
+
+
+def describe(error: Exception) -> dict[str, Any]:
+    """An error as data: its class, its message, and what it carries."""
+    described: dict[str, Any] = {"type": type(error).__name__, "message": str(error)}
+    if isinstance(error, TopologyError):
+        described |= {"reasons": list(error.reasons), "nearest": list(error.nearest)}
+    if isinstance(error, RequestError):
+        described |= {"code": error.code}
+    return described
+
+
+if __name__ == "__main__":
+    sys.exit(main())

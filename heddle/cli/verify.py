@@ -1,0 +1,140 @@
+"""`heddle verify`: certify layouts of a model against one rank."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from heddle.cli.flags import add_engine_flags, add_layout_flags, command_parser, engine_arguments
+from heddle.cli.output import Output, Table
+from heddle.cli.parser import CommandParser
+from heddle.cli.values import size
+from heddle.config import EngineConfig
+from heddle.errors import ConfigError
+
+SUMMARY = "compare layouts with one rank: same tokens, same logits"
+COLUMNS = (
+    "tp",
+    "pcp",
+    "dcp",
+    "interleave",
+    "exchange",
+    "context_exchange",
+    "max_abs_logit_diff",
+    "tokens_equal",
+    "near_ties",
+    "ok",
+)
+
+
+def create_parser(environment: Mapping[str, str], output: Output) -> CommandParser:
+    """Model, what to sweep, layout and engine flags."""
+    parser = command_parser("verify", SUMMARY, environment, output)
+    parser.add_argument("model", metavar="MODEL", help="demo, a folder, a .gguf file or a hub id")
+    parser.declare(
+        "verify",
+        "--world",
+        type=int,
+        metavar="RANKS",
+        help="certify every legal (tp, pcp, dcp) of so many ranks; 2 unless a layout is given",
+    )
+    parser.declare(
+        "verify",
+        "--all",
+        action="store_true",
+        help="each layout with every exchange, and with interleave 1, 2 and the block size",
+    )
+    parser.declare(
+        "verify",
+        "--max-tokens",
+        type=size,
+        default=32,
+        metavar="TOKENS",
+        help="tokens of each answer",
+    )
+    add_layout_flags(parser)
+    add_engine_flags(parser)
+    return parser
+
+
+def run(arguments: argparse.Namespace, output: Output) -> int:
+    """Certify and print; exit 1 when a layout differs."""
+    from heddle.engine.args import engine_config
+    from heddle.models.config_json import load_model_config
+    from heddle.models.sources import resolve_model_path
+    from heddle.verify.trials import create_trials, is_explicit
+
+    config = engine_config(arguments.model, **engine_arguments(arguments))
+    if arguments.world is not None and is_explicit(config.parallel):
+        raise ConfigError("--world and a layout are both given; --world sweeps tp, pcp and dcp")
+    if arguments.world is not None and arguments.world < 1:
+        raise ConfigError(f"--world {arguments.world} is not legal; a world has at least 1 rank")
+    path = resolve_model_path(config.model)
+    model = load_model_config(path)
+    trials = create_trials(
+        config.parallel,
+        block_size=config.cache.block_size,
+        model=model,
+        world_size=arguments.world,
+        every_strategy=arguments.all,
+    )
+    sweeps = arguments.all or not is_explicit(config.parallel)
+    config = replace(config, model=str(path), executor=_executor(config, sweeps=sweeps))
+
+    from heddle.verify.certify import certify  # imports torch
+    from heddle.verify.prompts import shipped_text
+    from heddle.verify.report import certificate_document
+
+    certificate = certify(
+        config,
+        model,
+        trials,
+        num_tokens=arguments.max_tokens,
+        text=shipped_text(),
+        report=output.say,
+    )
+    document = certificate_document(certificate)
+    if output.as_json:
+        output.document(document)
+    else:
+        output.table(_table(document))
+        output.text(_verdict(document))
+    return 0 if certificate.ok else 1
+
+
+def _executor(config: EngineConfig, *, sweeps: bool) -> Any:
+    """Threads for sweeps, since nothing has to be started for each layout; else what resolves."""
+    return "threads" if sweeps and config.executor == "auto" else config.executor
+
+
+def _table(document: dict[str, Any]) -> Table:
+    lengths = ", ".join(map(str, document["prompt_lens"]))
+    return Table(
+        title=f"{document['dtype']}, {document['num_tokens']} tokens after prompts of {lengths}; "
+        f"tolerance {document['tolerance']:.1e}",
+        columns=COLUMNS,
+        rows=[[_cell(layout[column]) for column in COLUMNS] for layout in document["layouts"]],
+    )
+
+
+def _cell(value: Any) -> str:
+    return f"{value:.1e}" if isinstance(value, float) else str(value)
+
+
+def _verdict(document: dict[str, Any]) -> str:
+    """One line; the first wrong token where there is one."""
+    wrong = [layout for layout in document["layouts"] if not layout["ok"]]
+    if not wrong:
+        return f"ok: {len(document['layouts'])} layouts equal one rank"
+    first = wrong[0]
+    place = first["first_difference"]
+    detail = "logits beyond the tolerance"
+    if place is not None:
+        detail = (
+            f"prompt {place['prompt']} step {place['step']}: token {place['token_id']}, "
+            f"golden {place['golden_token_id']}"
+        )
+    degrees = f"tp {first['tp']} pcp {first['pcp']} dcp {first['dcp']}"
+    return f"failed: {len(wrong)} of {len(document['layouts'])} layouts; first {degrees}: {detail}"

@@ -1,0 +1,48 @@
+"""Counters of one engine. They only grow; whoever wants a rate takes a difference."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from heddle.engine.request_state import RequestState
+from heddle.scheduler.batch import ScheduledBatch
+
+_NAMES = (
+    "steps",
+    "rows",
+    "preemptions",
+    "prompt_tokens",
+    "generation_tokens",
+    "prefix_cache_queries",
+    "prefix_cache_hits",
+    "requests_stop",
+    "requests_length",
+    "requests_abort",
+    "requests_error",
+)
+
+
+class Counters:
+    """Named totals; every name is there from the start."""
+
+    def __init__(self) -> None:
+        self._totals = Counter(dict.fromkeys(_NAMES, 0))
+
+    def count_step(self, scheduled: ScheduledBatch) -> None:
+        """A step has ended on all ranks; rows are global."""
+        self._totals["steps"] += 1
+        self._totals["rows"] += scheduled.num_rows
+        self._totals["preemptions"] += len(scheduled.preempted)
+
+    def count_request(self, state: RequestState) -> None:
+        """A request has ended. Prefix counts are in tokens, as looked up by its first answer."""
+        self._totals["prompt_tokens"] += len(state.prompt_token_ids)
+        self._totals["prefix_cache_queries"] += len(state.prompt_token_ids)
+        self._totals["prefix_cache_hits"] += state.sequences[0].num_cached_tokens
+        for answer in state.answers:
+            self._totals["generation_tokens"] += len(answer.token_ids)
+            self._totals[f"requests_{answer.finish_reason}"] += 1
+
+    def totals(self) -> dict[str, int]:
+        """A copy, by name."""
+        return dict(self._totals)

@@ -1,0 +1,128 @@
+"""What a driver asks of its ranks, and what an executor asks of one rank.
+
+An executor starts one worker per rank, hands every worker the same `GlobalBatch`, and returns all
+replies or the first cause of their absence. Nothing of a step is returned unless all ranks agree.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Protocol, Self
+
+from heddle.config.engine import ResolvedConfig
+from heddle.errors import PlanMismatch
+from heddle.step.batch import GlobalBatch, RankReply
+
+if TYPE_CHECKING:  # importing the protocol loads torch, which a driver of processes never needs
+    from heddle.comm.base import World
+
+RANK_WORKER = "heddle.runner.worker:RankWorker"
+"""The worker of every rank, as `module:attribute`: rank processes import it themselves."""
+
+RankProgress = Callable[[int, int, int], None]
+"""(rank, done, total): weights loaded so far."""
+
+
+class Worker(Protocol):
+    """One rank: its weights, its share of the KV pool, its groups."""
+
+    def execute(self, batch: GlobalBatch, digest: int, deadline: float | None) -> RankReply:
+        """Run one step; collectives end by `deadline` (monotonic seconds)."""
+        ...
+
+
+class WorkerFactory(Protocol):
+    """Makes a worker: forms groups, loads weights, allocates the KV pool."""
+
+    def __call__(
+        self,
+        resolved: ResolvedConfig,
+        global_rank: int,
+        world: World,
+        on_progress: Callable[[int, int], None] | None = None,
+    ) -> Worker:
+        """Make the worker of `global_rank`."""
+        ...
+
+
+class Executor(Protocol):
+    """All ranks of one engine. After any failure it is closed, and refuses further steps."""
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        ...
+
+    def start(self) -> None:
+        """Bring all ranks up.
+
+        Raises:
+            ConfigError, UnsupportedError, ModelFileError: as a rank raised it; can be mended.
+            RankFailed: any other first cause.
+        """
+        ...
+
+    def execute(self, batch: GlobalBatch, digest: int) -> tuple[RankReply, ...]:
+        """Run one step on all ranks.
+
+        Args:
+            batch: the step, the same for every rank.
+            digest: of the driver's plan; a rank that derives another refuses to run.
+        Returns:
+            One reply per rank, in order of global rank; all agree on epoch, step and digest.
+        Raises:
+            RankFailed: a rank raised, died or missed its deadline.
+            PlanMismatch: ranks disagree about the step.
+        """
+        ...
+
+    def close(self) -> None:
+        """End all ranks and free what they held; a second call does nothing."""
+        ...
+
+    def __enter__(self) -> Self:
+        """Start, and return itself."""
+        ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close."""
+        ...
+
+
+def load_worker_factory(reference: str) -> WorkerFactory:
+    """Import a worker factory by its `module:attribute` name."""
+    module, _, attribute = reference.partition(":")
+    factory: WorkerFactory = getattr(importlib.import_module(module), attribute)
+    return factory
+
+
+def progress_of(rank: int, on_progress: RankProgress | None) -> Callable[[int, int], None] | None:
+    """What a rank of this process reports to: (done, total), with its own number put in front."""
+    return None if on_progress is None else partial(on_progress, rank)
+
+
+def check_agreement(batch: GlobalBatch, digest: int, replies: Sequence[RankReply]) -> None:
+    """Raise unless every rank answered this very step with the driver's own digest.
+
+    Raises:
+        PlanMismatch: names the first rank and word that differ.
+    """
+    for rank, reply in enumerate(replies):
+        for word, found, expected in (
+            ("epoch", reply.epoch, batch.epoch),
+            ("step", reply.step, batch.step),
+            ("digest", reply.digest, digest),
+        ):
+            if found != expected:
+                raise PlanMismatch(
+                    f"rank {rank} answered with {word} {found}, the driver sent {expected} in step "
+                    f"{batch.step} of epoch {batch.epoch}; nothing of this step is emitted"
+                )

@@ -1,0 +1,51 @@
+"""From the name of an executor to the executor."""
+
+from __future__ import annotations
+
+from heddle.config.engine import ResolvedConfig
+from heddle.engine.executors.base import Executor, RankProgress
+from heddle.engine.executors.launch_info import LaunchInfo
+from heddle.errors import ConfigError
+
+
+def create_executor(
+    resolved: ResolvedConfig,
+    *,
+    on_progress: RankProgress | None = None,
+    launch: LaunchInfo | None = None,
+) -> Executor:
+    """The executor that `resolved.executor` names, not started yet.
+
+    Args:
+        resolved: what will run; `executor` is `inline`, `threads`, `processes` or `torchrun`.
+        on_progress: told (rank, done, total) while weights load.
+        launch: what a launcher told this process; `torchrun` needs it.
+    Raises:
+        ConfigError: the name is none of these, or there is no launcher.
+    """
+    # Each kind is imported only when chosen: processes need no torch in the driver.
+    if resolved.executor == "inline":
+        from heddle.engine.executors.inline import InlineExecutor
+
+        return InlineExecutor(resolved, on_progress=on_progress)
+    if resolved.executor == "threads":
+        from heddle.engine.executors.threads import ThreadsExecutor
+
+        return ThreadsExecutor(resolved, on_progress=on_progress)
+    if resolved.executor == "processes":
+        from heddle.engine.executors.processes import ProcessesExecutor
+
+        return ProcessesExecutor(resolved, on_progress=on_progress)
+    if resolved.executor == "torchrun":
+        if launch is None:
+            raise ConfigError(
+                "executor=torchrun without a launcher; start under torchrun, which sets RANK and "
+                "WORLD_SIZE, or use executor=processes"
+            )
+        from heddle.engine.executors.torchrun import TorchrunExecutor
+
+        return TorchrunExecutor(resolved, launch, on_progress=on_progress)
+    raise ConfigError(
+        f"executor={resolved.executor} is not known; legal here: inline, threads, "
+        "processes, torchrun"
+    )

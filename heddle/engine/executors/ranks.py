@@ -1,0 +1,227 @@
+"""The rank processes of one executor: their channels, their ends, their words.
+
+Everything here is non-blocking towards a rank: a stopped rank neither reads nor answers, and must
+not hold up the driver. Ends and messages are awaited together; what a rank managed to say before
+its end is delivered before the end.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import socket
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from heddle.engine.executors.frames import FrameDecoder, encode_frame
+from heddle.engine.executors.launcher import RankDescriptors, RankHandle, RankLauncher
+from heddle.engine.executors.messages import Failed, FromRank, Stop
+from heddle.engine.executors.rank_process import STACKS_SIGNAL
+from heddle.engine.executors.relay import OutputRelay
+from heddle.errors import HeddleError
+
+_CHUNK_BYTES = 1 << 18
+_STOP_SECONDS = 2.0
+"""Grace of an idle rank that was asked to leave."""
+_REAP_SECONDS = 5.0
+"""Longest wait for the end of a killed process."""
+_STACKS_SECONDS = 0.5
+"""Longest wait for stack dumps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A rank process is gone."""
+
+    exit_code: int | None
+    """Negative for a signal; None if its launcher went first."""
+
+
+@dataclass(slots=True)
+class _Rank:
+    """The driver's side of one rank."""
+
+    number: int
+    handle: RankHandle
+    channel: socket.socket
+    stacks: int
+    decoder: FrameDecoder[FromRank]
+    outbox: memoryview
+
+
+class RankProcesses:
+    """N rank processes, from launch to the last descriptor."""
+
+    def __init__(self, labels: Sequence[str], launcher: RankLauncher, owns_launcher: bool) -> None:
+        """Start nothing yet.
+
+        Args:
+            labels: one for each rank, for its lines of output.
+            launcher: starts the processes.
+            owns_launcher: end it with the ranks.
+        """
+        self.is_idle = False
+        """True while no rank works: only then can they be asked to leave."""
+        self._owner = os.getpid()
+        self._ranks: list[_Rank] = []
+        self._selector = selectors.DefaultSelector()
+        self._resources = ExitStack()
+        if owns_launcher:
+            self._resources.callback(launcher.close)
+        self._resources.callback(self._selector.close)
+        self._launcher = launcher
+        self._relay = OutputRelay(labels)
+        self._relay_end = self._resources.enter_context(ExitStack())
+        self._relay_end.callback(self._relay.close)
+
+    def launch(self, deadline: float) -> None:
+        """Start all processes; `deadline` is monotonic time.
+
+        Raises:
+            RankFailed: the launcher does not start them.
+        """
+        death_read, death_write = os.pipe()
+        self._resources.callback(os.close, death_write)
+        try:
+            for number in range(self._relay.num_ranks):
+                self._launch_one(number, death_read)
+        finally:
+            os.close(death_read)
+            self._relay.start()
+        for rank in self._ranks:
+            rank.handle.read_pid(deadline)
+            self._selector.register(rank.handle.status, selectors.EVENT_READ, (rank, True))
+            self._selector.register(rank.channel, selectors.EVENT_READ, (rank, False))
+
+    def _launch_one(self, number: int, death: int) -> None:
+        ours, theirs = socket.socketpair()
+        self._resources.callback(ours.close)
+        ours.setblocking(False)
+        nameless = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the other resources
+        stacks = self._resources.enter_context(nameless)
+        with theirs:
+            handle = self._launcher.launch(
+                RankDescriptors(
+                    channel=theirs.fileno(),
+                    death=death,
+                    output=self._relay.write_end(number),
+                    stacks=stacks.fileno(),
+                )
+            )
+        self._resources.callback(handle.close)
+        decoder: FrameDecoder[FromRank] = FrameDecoder(FromRank)
+        self._ranks.append(_Rank(number, handle, ours, stacks.fileno(), decoder, memoryview(b"")))
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Process ids in order of rank."""
+        return tuple(rank.handle.pid for rank in self._ranks)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Epoch to show in log lines from now on."""
+        self._relay.epoch = epoch
+
+    def last_words(self, rank: int) -> str:
+        """Last lines that a rank wrote to stderr; complete after `kill`."""
+        return self._relay.tail(rank)
+
+    def send(self, rank: int, frame: bytes) -> None:
+        """Hand a frame to a rank; what its socket does not take now goes out during `poll`."""
+        state = self._ranks[rank]
+        state.outbox = memoryview(bytes(state.outbox) + frame if state.outbox else frame)
+        self._flush(state)
+
+    def poll(self, timeout: float) -> Iterator[tuple[int, FromRank | Ended]]:
+        """Yield (rank, what came of it) for all that has happened, waiting at most `timeout`."""
+        for key, mask in self._selector.select(timeout):
+            rank, is_end = key.data
+            if is_end:
+                yield from self._read(rank)  # what it said before its end comes first
+                self._selector.unregister(rank.handle.status)
+                rank.handle.read_exit()
+                yield rank.number, Ended(rank.handle.exit_code)
+                continue
+            if mask & selectors.EVENT_WRITE:
+                self._flush(rank)
+            if mask & selectors.EVENT_READ:
+                yield from self._read(rank)
+
+    def dump_stacks(self) -> dict[int, str]:
+        """Stacks of all threads of every rank that can still be asked, by rank."""
+        for rank in self._ranks:
+            rank.handle.signal(STACKS_SIGNAL)
+            rank.handle.signal(signal.SIGCONT)  # a stopped process must run to write its stacks
+        give_up = time.monotonic() + _STACKS_SECONDS
+        sizes: list[int] = []
+        while time.monotonic() < give_up:
+            time.sleep(0.05)
+            before, sizes = sizes, [os.fstat(rank.stacks).st_size for rank in self._ranks]
+            if sizes == before and all(sizes):
+                break
+        dumps = {rank.number: os.pread(rank.stacks, 1 << 20, 0) for rank in self._ranks}
+        return {number: dump.decode("utf-8", "replace") for number, dump in dumps.items() if dump}
+
+    def kill(self) -> None:
+        """End every process now, and read its last words."""
+        for rank in self._ranks:
+            rank.handle.signal(signal.SIGKILL)
+        self._await_ends(_REAP_SECONDS)
+        self._relay_end.close()
+
+    def close(self) -> None:
+        """End every process, politely if all are idle, and free all that is left of them."""
+        if os.getpid() != self._owner:
+            return  # a fork of the driver: the ranks are not its children to end
+        if self.is_idle:
+            for rank in self._ranks:
+                self.send(rank.number, encode_frame(Stop()))
+            self._await_ends(_STOP_SECONDS)
+        self.is_idle = False
+        self.kill()
+        self._ranks = []
+        self._resources.close()
+
+    def _await_ends(self, seconds: float) -> None:
+        give_up = time.monotonic() + seconds
+        while any(rank.handle.pid and not rank.handle.is_gone for rank in self._ranks):
+            remaining = give_up - time.monotonic()
+            if remaining <= 0:
+                return
+            for _ in self.poll(remaining):
+                pass  # late messages interest nobody
+
+    def _flush(self, rank: _Rank) -> None:
+        try:
+            sent = rank.channel.send(rank.outbox) if rank.outbox else 0
+        except BlockingIOError:
+            sent = 0
+        except OSError:  # its end is on the way, and says more than this error
+            sent = len(rank.outbox)
+        rank.outbox = rank.outbox[sent:]
+        waiting = selectors.EVENT_WRITE if rank.outbox else 0
+        key = self._selector.get_map().get(rank.channel)
+        if key is not None and key.events != selectors.EVENT_READ | waiting:
+            self._selector.modify(rank.channel, selectors.EVENT_READ | waiting, key.data)
+
+    def _read(self, rank: _Rank) -> Iterator[tuple[int, FromRank]]:
+        """Messages that have arrived completely; a damaged stream reads as a failure."""
+        while rank.channel in self._selector.get_map():
+            try:
+                piece = rank.channel.recv(_CHUNK_BYTES)
+            except BlockingIOError:
+                return
+            except ConnectionError:
+                piece = b""
+            if not piece:
+                self._selector.unregister(rank.channel)
+                return
+            try:
+                for message in rank.decoder.feed(piece):
+                    yield rank.number, message
+            except HeddleError as error:
+                self._selector.unregister(rank.channel)
+                yield rank.number, Failed(str(error), "RankFailed", "", False, False)

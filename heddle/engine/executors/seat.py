@@ -1,0 +1,121 @@
+"""A launched process's seat among the ranks: its world, its worker, and the talk between ranks.
+
+The talk runs over the control group of the world: the driver broadcasts, all gather. Waiting for
+the next message may take days; everything within a step has a limit.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TypeVar
+
+import torch
+
+from heddle.comm.torch_group import create_torch_world
+from heddle.config.engine import ResolvedConfig
+from heddle.engine.executors.base import load_worker_factory
+from heddle.engine.executors.frames import FrameDecoder, encode_frame
+from heddle.engine.executors.launch_info import LaunchInfo
+from heddle.engine.executors.messages import Ready, Reply, Step, Stop, ToRank
+from heddle.errors import CollectiveTimeout, HeddleError, RankFailed
+
+_T = TypeVar("_T")
+_Answer = TypeVar("_Answer", Ready, Reply)
+
+
+class Seat:
+    """One rank of a launched world, the driver's included."""
+
+    def __init__(
+        self,
+        resolved: ResolvedConfig,
+        launch: LaunchInfo,
+        worker: str,
+        on_progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        """Meet the other ranks, and make this one's worker; blocks until all have come."""
+        torch.set_num_threads(resolved.num_threads)
+        self.is_idle = False
+        """True between steps, when the other ranks listen for the driver."""
+        self._rank = launch.rank
+        on_one_host = launch.local_world_size == launch.world_size
+        self._world = create_torch_world(
+            rank=launch.rank,
+            world_size=launch.world_size,
+            store_path=None,
+            timeout_seconds=resolved.group_timeout_seconds,
+            interface="lo" if on_one_host else None,
+        )
+        self._worker = load_worker_factory(worker)(resolved, launch.rank, self._world, on_progress)
+        self._is_usable = True
+
+    def receive(self) -> ToRank:
+        """The driver's next message, however long it takes."""
+        return _decode(self._world.broadcast_bytes(None), ToRank)
+
+    def send(self, step: Step, seconds: float) -> None:
+        """Tell all other ranks to run a step; the driver's part."""
+        frame = encode_frame(step)
+        self._within(seconds, lambda: self._world.broadcast_bytes(frame), "the step")
+
+    def run(self, step: Step) -> Reply:
+        """Run this rank's part of a step."""
+        deadline = time.monotonic() + step.seconds
+        return Reply(self._worker.execute(step.batch, step.digest, deadline))
+
+    def gather(self, message: _Answer, seconds: float) -> list[_Answer]:
+        """The same kind of message of every rank, in order of rank.
+
+        Raises:
+            CollectiveTimeout: some rank is late.
+            RankFailed: some rank is gone.
+            HeddleError: some rank sent something else.
+        """
+        frame = encode_frame(message)
+        what = f"the {type(message).__name__} of all ranks"
+        frames = self._within(seconds, lambda: self._world.all_gather_bytes(frame), what)
+        return [_decode(answer, type(message)) for answer in frames]
+
+    def leave(self) -> None:
+        """Leave the world; rank 0 tells the others to leave too, if they listen."""
+        if not self._is_usable:
+            return
+        self._is_usable = False
+        if self.is_idle and self._rank == 0:
+            # Called here, not in a thread: at the interpreter's exit no thread may start. A few
+            # bytes do not wait for their readers.
+            with suppress(RankFailed):  # a rank that is gone needs no word
+                self._world.broadcast_bytes(encode_frame(Stop()))
+        self._world.destroy()
+
+    def _within(self, seconds: float, call: Callable[[], _T], what: str) -> _T:
+        """Result of a call on the control group, which knows no deadline itself."""
+        box: queue.SimpleQueue[_T | BaseException] = queue.SimpleQueue()
+
+        def run() -> None:
+            try:
+                box.put(call())
+            except BaseException as error:
+                box.put(error)
+
+        threading.Thread(target=run, name="heddle-control-call", daemon=True).start()
+        try:
+            result = box.get(timeout=max(0.0, seconds))
+        except queue.Empty:
+            self._is_usable = False  # the call still holds the group
+            raise CollectiveTimeout(f"{what} did not arrive within {seconds:.1f} s") from None
+        if isinstance(result, BaseException):
+            raise result
+        return result
+
+
+def _decode(frame: bytes, kind: type[_T] | object) -> _T:
+    """The one message that a frame holds."""
+    decoder: FrameDecoder[_T] = FrameDecoder(kind)
+    for message in decoder.feed(frame):
+        return message
+    raise HeddleError(f"received {len(frame)} bytes that are no whole message")

@@ -1,0 +1,317 @@
+"""The offline API: load once, generate many times.
+
+    with LLM("demo", prefill_context_parallel_size=2, decode_context_parallel_size=2) as llm:
+        for output in llm.generate(["The loom was", "A heddle is"]):
+            print(output.outputs[0].text)
+
+Thin by intent: `Driver` has the logic. No signal handlers are installed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from types import TracebackType
+from typing import Any, Self
+
+import psutil
+
+from heddle.config.engine import EngineConfig, ResolvedConfig
+from heddle.config.sampling import RequestOutputKind, SamplingParams
+from heddle.engine.args import engine_config
+from heddle.engine.driver import Driver
+from heddle.engine.executors.base import RankProgress
+from heddle.engine.executors.create import create_executor
+from heddle.engine.executors.launch_info import LaunchInfo
+from heddle.engine.inputs import PromptInput, parse_prompt, split_prompts
+from heddle.engine.outputs import RequestMetrics, RequestOutput
+from heddle.engine.progress import progress_bar
+from heddle.engine.tokenizer import Tokenizer, load_tokenizer
+from heddle.errors import HeddleError, RequestError
+from heddle.layout.resolve import resolve
+from heddle.models.config_json import load_model_config
+from heddle.models.sources import resolve_model_path
+
+
+class LLM:
+    """A loaded model over any layout. A context manager; `close` ends its ranks."""
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        tensor_parallel_size: int = 1,
+        prefill_context_parallel_size: int = 1,
+        decode_context_parallel_size: int = 1,
+        max_model_len: int | None = None,
+        seed: int = 0,
+        **engine_args: Any,
+    ) -> None:
+        """Load a model and start its ranks.
+
+        Args:
+            model: `demo`, a folder, a `.gguf` file or a hub id.
+            tensor_parallel_size: ranks over heads; multiplies the world.
+            prefill_context_parallel_size: ranks over new rows; multiplies the world.
+            decode_context_parallel_size: ranks over stored KV; adds none.
+            max_model_len: window in tokens; None: the model's.
+            seed: of requests that name none.
+            engine_args: every other setting, by the name of its flag with underscores.
+        Raises:
+            TypeError: an unknown setting.
+            ConfigError, TopologyError: a setting or the layout is not legal.
+            ModelFileError, UnsupportedError: the model cannot be read or run.
+        """
+        self._open(
+            engine_config(
+                model,
+                tensor_parallel_size=tensor_parallel_size,
+                prefill_context_parallel_size=prefill_context_parallel_size,
+                decode_context_parallel_size=decode_context_parallel_size,
+                max_model_len=max_model_len,
+                seed=seed,
+                **engine_args,
+            )
+        )
+
+    @classmethod
+    def from_config(
+        cls,
+        config: EngineConfig,
+        *,
+        launch: LaunchInfo | None = None,
+        on_progress: RankProgress | None = None,
+    ) -> Self:
+        """The same, from a whole configuration.
+
+        Args:
+            config: what to run.
+            launch: what a launcher told this process; the executor `torchrun` needs it.
+            on_progress: told (rank, done, total) while weights load.
+        """
+        llm = cls.__new__(cls)
+        llm._open(config, launch, on_progress)
+        return llm
+
+    @property
+    def plan(self) -> ResolvedConfig:
+        """The resolved layout, with the reason of each choice."""
+        return self._driver.resolved
+
+    @property
+    def driver(self) -> Driver:
+        """The engine's loop, for callers that stream, abort or verify."""
+        return self._driver
+
+    def generate(
+        self,
+        prompts: Any,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        priority: Sequence[int] | None = None,
+    ) -> list[RequestOutput]:
+        """Complete prompts.
+
+        Args:
+            prompts: text, a list of token ids, `{"prompt": ...}`, `{"prompt_token_ids": ...}`, or a
+                list of these.
+            sampling_params: one for all, or one per prompt.
+            use_tqdm: show a bar on a terminal.
+            priority: accepted; requests are served in order of arrival.
+        Returns:
+            One output per prompt, in order. In a list, a request that is refused or fails has
+            `.error` set, and the others go on.
+        Raises:
+            RequestError: the only prompt is refused or fails.
+            RankFailed: the engine has failed.
+        """
+        del priority
+        items, is_list = split_prompts(prompts)
+        jobs = [_Job(_prompt_text(item), partial(parse_prompt, item)) for item in items]
+        return self._run(jobs, sampling_params, is_list, use_tqdm)
+
+    def chat(
+        self,
+        messages: Sequence[Any],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer conversations.
+
+        Args:
+            messages: one conversation, a list of `{"role", "content"}`, or a list of conversations.
+            sampling_params: one for all, or one per conversation.
+            use_tqdm: show a bar on a terminal.
+            chat_template: Jinja source; None: the model's own.
+            add_generation_prompt: open the assistant's turn.
+            continue_final_message: go on with the last message instead.
+            tools: JSON schemas for templates that describe tools.
+            chat_template_kwargs: further variables of the template.
+        Returns:
+            As `generate`.
+        """
+        is_list = bool(messages) and not isinstance(messages[0], Mapping)
+
+        def render(conversation: Any) -> PromptInput:
+            if self._tokenizer is None:
+                raise RequestError("this model has no tokenizer, hence no chat template")
+            text = self._tokenizer.apply_chat_template(
+                conversation,
+                chat_template=chat_template,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                tools=tools,
+                chat_template_kwargs=chat_template_kwargs,
+            )
+            # The template writes all special tokens itself: adding more would double the first.
+            return PromptInput(text=text, add_special_tokens=False)
+
+        conversations = list(messages) if is_list else [messages]
+        jobs = [_Job(None, partial(render, talk)) for talk in conversations]
+        return self._run(jobs, sampling_params, is_list, use_tqdm)
+
+    def get_tokenizer(self) -> Tokenizer | None:
+        """The model's tokenizer; None when it has none."""
+        return self._tokenizer
+
+    def get_metrics(self) -> dict[str, int]:
+        """Counters since the start, and how many sequences run and wait now."""
+        return {
+            **self._driver.counters.totals(),
+            "num_requests_running": self._driver.num_running,
+            "num_requests_waiting": self._driver.num_waiting,
+        }
+
+    def reset_prefix_cache(self) -> None:
+        """Forget all cached prefixes."""
+        self._driver.reset_prefix_cache()
+
+    def close(self) -> None:
+        """End the ranks and free what they held; a second call does nothing."""
+        self._is_closed = True
+        self._executor.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _open(
+        self,
+        config: EngineConfig,
+        launch: LaunchInfo | None = None,
+        on_progress: RankProgress | None = None,
+    ) -> None:
+        path = str(resolve_model_path(config.model))
+        resolved = resolve(
+            config,
+            load_model_config(path),
+            free_memory_bytes=int(psutil.virtual_memory().available),
+            num_cores=len(os.sched_getaffinity(0)),
+            ranks_on_host=None if launch is None else launch.local_world_size,
+            model_path=path,
+        )
+        self._is_closed = False
+        self._tokenizer = load_tokenizer(path)
+        self._executor = create_executor(resolved, launch=launch, on_progress=on_progress)
+        self._driver = Driver(resolved, self._executor, self._tokenizer)
+        self._executor.start()  # last: nothing after it can fail and leave ranks behind
+
+    def _run(
+        self,
+        jobs: Sequence[_Job],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        is_list: bool,
+        use_tqdm: bool,
+    ) -> list[RequestOutput]:
+        if self._is_closed:
+            raise HeddleError("this LLM is closed; make a new one")
+        each = _params_per_prompt(sampling_params, len(jobs))
+        outputs: dict[int, RequestOutput] = {}
+        places: dict[str, int] = {}
+        with progress_bar(len(jobs), enabled=use_tqdm) as advance:
+            try:
+                for index, (job, params) in enumerate(zip(jobs, each, strict=True)):
+                    refusal = self._admit(job, params, index, places)
+                    if refusal is not None:
+                        outputs[index] = refusal
+                        advance()
+                while self._driver.has_work:
+                    for output in self._driver.step():
+                        outputs[places.pop(output.request_id)] = output
+                        advance()
+            except BaseException:
+                for request_id in places:
+                    self._driver.abort(request_id)
+                raise
+        if not is_list and (error := outputs[0].error) is not None:
+            raise error
+        return [outputs[index] for index in range(len(jobs))]
+
+    def _admit(
+        self, job: _Job, params: SamplingParams, index: int, places: dict[str, int]
+    ) -> RequestOutput | None:
+        try:
+            places[self._driver.add(job.prompt(), params)] = index
+        except RequestError as refusal:
+            return _refused(job, index, refusal)
+        return None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Job:
+    """A prompt that is parsed when its turn comes, so that one bad prompt refuses itself alone."""
+
+    text: str | None
+    prompt: Callable[[], PromptInput]
+
+
+def _prompt_text(item: Any) -> str | None:
+    text = item.get("prompt") if isinstance(item, Mapping) else item
+    return text if isinstance(text, str) else None
+
+
+def _params_per_prompt(
+    given: SamplingParams | Sequence[SamplingParams] | None, count: int
+) -> list[SamplingParams]:
+    """One per prompt; a caller of `generate` wants whole answers, whatever kind was asked for."""
+    if given is None or isinstance(given, SamplingParams):
+        params = [given or SamplingParams()] * count
+    else:
+        params = list(given)
+    if len(params) != count:
+        raise RequestError(
+            f"{len(params)} sampling_params for {count} prompts; give one, or one per prompt"
+        )
+    final = RequestOutputKind.FINAL_ONLY
+    return [dataclasses.replace(each, output_kind=final) for each in params]
+
+
+def _refused(job: _Job, index: int, refusal: RequestError) -> RequestOutput:
+    now = time.monotonic()
+    return RequestOutput(
+        request_id=f"refused-{index}",
+        prompt=job.text,
+        prompt_token_ids=(),
+        prompt_logprobs=None,
+        outputs=(),
+        finished=True,
+        metrics=RequestMetrics(arrival_time=now, finished_time=now),
+        num_cached_tokens=0,
+        error=refusal,
+    )

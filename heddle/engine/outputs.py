@@ -1,0 +1,73 @@
+"""What a caller gets back. Plain data; every count is always there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from heddle.errors import RequestError
+from heddle.scheduler.request import FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """Log-probability of one token at one position, in the model's raw distribution."""
+
+    logprob: float
+    rank: int
+    """1 for the most likely token."""
+    decoded_token: str | None
+    """Its text alone; None without a tokenizer."""
+
+
+PositionLogprobs = dict[int, Logprob]
+"""By token id: the chosen token first, then the best alternatives, most likely first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestMetrics:
+    """Times on the monotonic clock, in seconds."""
+
+    arrival_time: float
+    first_token_time: float | None = None
+    finished_time: float | None = None
+    num_preemptions: int = 0
+    """Of all choices together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionOutput:
+    """One answer."""
+
+    index: int
+    """Among the `n` of its request."""
+    text: str
+    token_ids: tuple[int, ...]
+    cumulative_logprob: float | None
+    """Sum over the chosen tokens; None unless `logprobs` was asked for."""
+    logprobs: tuple[PositionLogprobs, ...] | None
+    """One entry per token."""
+    finish_reason: FinishReason | None
+    """None while it goes on."""
+    stop_reason: int | str | None
+    """The stop string or id that ended it."""
+    logits: tuple[bytes, ...] | None = field(default=None, repr=False)
+    """Raw rows, one per token, when the driver was asked to return them (verification)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestOutput:
+    """One request: all its answers so far, or what is new in them (`RequestOutputKind`)."""
+
+    request_id: str
+    prompt: str | None
+    """None when token ids were passed."""
+    prompt_token_ids: tuple[int, ...]
+    prompt_logprobs: tuple[PositionLogprobs | None, ...] | None
+    """One entry per prompt token, the first None; None unless asked for."""
+    outputs: tuple[CompletionOutput, ...]
+    finished: bool
+    metrics: RequestMetrics
+    num_cached_tokens: int
+    """Prompt tokens taken from the prefix cache."""
+    error: RequestError | None = None
+    """Why the request failed; then it is finished and `outputs` is what it had so far."""

@@ -1,0 +1,87 @@
+"""A request as its caller sees it: one prompt, its `n` answers, its times."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from heddle.config.sampling import RequestOutputKind, SamplingParams
+from heddle.engine.answer import Answer, position_logprobs
+from heddle.engine.outputs import PositionLogprobs, RequestMetrics, RequestOutput
+from heddle.engine.tokenizer import Tokenizer
+from heddle.errors import RequestError
+from heddle.scheduler.request import Request
+from heddle.step.batch import TokenLogprobs
+
+
+@dataclass(slots=True, kw_only=True)
+class RequestState:
+    """Everything the driver keeps of a request."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: tuple[int, ...]
+    params: SamplingParams
+    metrics: RequestMetrics
+    sequences: list[Request]
+    """As the scheduler knows them, by choice."""
+    answers: list[Answer]
+    error: RequestError | None = None
+    _prompt_logprobs: list[PositionLogprobs | None] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._prompt_logprobs = [None] * len(self.prompt_token_ids)
+
+    @property
+    def is_finished(self) -> bool:
+        """No answer goes on."""
+        return all(answer.finish_reason is not None for answer in self.answers)
+
+    def add_prompt_logprobs(
+        self, first: int, found: Sequence[TokenLogprobs], tokenizer: Tokenizer | None
+    ) -> None:
+        """Keep values by position: a prompt computed twice, after a preemption, counts once.
+
+        Args:
+            first: position of the prompt token that `found[0]` is about.
+            found: one entry per token.
+            tokenizer: for the texts.
+        """
+        for position, entry in enumerate(found, start=first):
+            self._prompt_logprobs[position] = position_logprobs(entry, tokenizer)
+
+    def note_token(self, now: float) -> None:
+        """The first token of any answer has come."""
+        if self.metrics.first_token_time is None:
+            self.metrics = dataclasses.replace(self.metrics, first_token_time=now)
+
+    def note_finished(self, now: float) -> None:
+        """The last answer has ended."""
+        self.metrics = dataclasses.replace(
+            self.metrics,
+            finished_time=now,
+            num_preemptions=sum(sequence.num_preemptions for sequence in self.sequences),
+        )
+
+    def output(self) -> RequestOutput | None:
+        """What its kind of output tells now; None when that is nothing yet."""
+        kind = self.params.output_kind
+        if kind is RequestOutputKind.FINAL_ONLY and not self.is_finished:
+            return None
+        is_delta = kind is RequestOutputKind.DELTA
+        return RequestOutput(
+            request_id=self.request_id,
+            prompt=self.prompt,
+            prompt_token_ids=self.prompt_token_ids,
+            prompt_logprobs=(
+                None if self.params.prompt_logprobs is None else tuple(self._prompt_logprobs)
+            ),
+            outputs=tuple(
+                answer.news() if is_delta else answer.snapshot() for answer in self.answers
+            ),
+            finished=self.is_finished,
+            metrics=self.metrics,
+            num_cached_tokens=self.sequences[0].num_cached_tokens,
+            error=self.error,
+        )

@@ -1,0 +1,1 @@
+"""KV accounting: blocks, reference counts and the prefix cache. No tensors."""

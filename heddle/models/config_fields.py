@@ -1,0 +1,132 @@
+"""Typed access to the untyped fields of a model file.
+
+A configuration file is someone else's data: each value is checked where it is read, and a wrong one
+is refused with the file, the key and the value, so that it never surfaces later as a shape error.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import cast
+
+from heddle.errors import ModelFileError, UnsupportedError
+
+
+def read_json_object(path: Path) -> dict[str, object]:
+    """Read a JSON file that holds one object.
+
+    Raises:
+        ModelFileError: the file is missing, is not UTF-8 JSON, or holds something else.
+    """
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ModelFileError(f"{path}: cannot be read ({error.strerror})") from error
+    except ValueError as error:
+        raise ModelFileError(f"{path}: is not valid JSON ({error})") from error
+    if not isinstance(data, dict):
+        raise ModelFileError(f"{path}: holds a {type(data).__name__}; a JSON object was expected")
+    return cast("dict[str, object]", data)
+
+
+class Fields:
+    """One object of a model file, read by key and type. A JSON `null` counts as absent."""
+
+    def __init__(self, path: Path, data: Mapping[str, object], prefix: str = "") -> None:
+        self.path = path
+        self._data = data
+        self._prefix = prefix
+
+    def __contains__(self, key: str) -> bool:
+        return self._data.get(key) is not None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._data)
+
+    def wrong(self, key: str, rule: str) -> ModelFileError:
+        """The error for a value that breaks `rule`."""
+        return ModelFileError(
+            f"{self.path}: {self._prefix}{key}={self._data.get(key)!r} is not legal; {rule}"
+        )
+
+    def unsupported(self, key: str, rule: str) -> UnsupportedError:
+        """The error for a legal value that is not built here."""
+        return UnsupportedError(
+            f"{self.path}: {self._prefix}{key}={self._data.get(key)!r} is not supported; {rule}"
+        )
+
+    def integer(self, key: str, default: int | None = None, *, minimum: int = 1) -> int:
+        """An integer of at least `minimum`; without a default the key is required."""
+        value = self._get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+            raise self.wrong(key, f"an integer of at least {minimum} was expected")
+        return value
+
+    def number(self, key: str, default: float | None = None, *, positive: bool = True) -> float:
+        """A finite number, above zero unless `positive` is false."""
+        value = self._get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self.wrong(key, "a number was expected")
+        if not math.isfinite(value) or (positive and value <= 0):
+            raise self.wrong(key, f"a finite number{' above 0' if positive else ''} was expected")
+        return float(value)
+
+    def boolean(self, key: str, default: bool) -> bool:
+        """True or false."""
+        value = self._get(key, default)
+        if not isinstance(value, bool):
+            raise self.wrong(key, "true or false was expected")
+        return value
+
+    def text(self, key: str, default: str | None = None) -> str:
+        """A string."""
+        value = self._get(key, default)
+        if not isinstance(value, str):
+            raise self.wrong(key, "a string was expected")
+        return value
+
+    def optional_integer(self, key: str, *, minimum: int = 1) -> int | None:
+        """As `integer`; None when absent."""
+        return self.integer(key, minimum=minimum) if key in self else None
+
+    def optional_number(self, key: str) -> float | None:
+        """As `number`, any sign; None when absent."""
+        return self.number(key, positive=False) if key in self else None
+
+    def strings(self, key: str) -> tuple[str, ...]:
+        """A list of strings, required."""
+        value = self._get(key, None)
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise self.wrong(key, "a list of strings was expected")
+        return tuple(value)
+
+    def token_ids(self, key: str) -> tuple[int, ...]:
+        """One token id or a list of them; empty when absent."""
+        value = self._data.get(key)
+        if value is None:
+            return ()
+        items: list[object] = value if isinstance(value, list) else [value]
+        ids = [item for item in items if isinstance(item, int) and not isinstance(item, bool)]
+        if len(ids) < len(items):
+            raise self.wrong(key, "a token id or a list of token ids was expected")
+        return tuple(item for item in ids if item >= 0)
+
+    def section(self, key: str) -> Fields | None:
+        """A nested object; None when absent."""
+        value = self._data.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, dict):
+            raise self.wrong(key, "an object was expected")
+        return Fields(self.path, value, f"{self._prefix}{key}.")
+
+    def _get(self, key: str, default: object) -> object:
+        value = self._data.get(key)
+        if value is not None:
+            return value
+        if default is None:
+            raise ModelFileError(f"{self.path}: {self._prefix}{key} is missing; it is required")
+        return default

@@ -1,0 +1,182 @@
+"""DeepSeek-V2 and V3: latent attention, and experts above the first layers.
+
+A row of the cache is one latent vector and one rotary key for all heads. Keys and values of a head
+are linear in the latent, so the two up-projections travel to the attention as matrices, and
+attention decides on which side of the softmax to apply them.
+
+Legend: `M` rows, `h` query-head lanes, `E` hidden size; `nope`, `rope`, `lat`, `v` the widths of
+`MLAConfig`.
+
+Source: arXiv 2405.04434 (V2), 2412.19437 (V3), and their model code.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from heddle.attention.base import StepAttention
+from heddle.config.model import MLAConfig
+from heddle.models.base import BuildContext
+from heddle.models.decoder import Decoder, FeedForwardBlock, load_decoder
+from heddle.models.layers.linear import ColumnPart, Linear, load_columns, load_rows
+from heddle.models.layers.mlp import load_mlp
+from heddle.models.layers.moe import load_moe
+from heddle.models.layers.norm import RMSNorm
+from heddle.models.layers.rotary import Rotation
+from heddle.models.scale import softmax_scale
+
+_LATENT_NORM_EPS = 1e-6  # of the published model code, whatever rms_norm_eps is
+
+
+@dataclass(frozen=True, slots=True)
+class QueryLatent:
+    """The second half of a low-rank query projection."""
+
+    norm: RMSNorm
+    up: Linear
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """`[M, rank]` -> `[M, h * (nope + rope)]`."""
+        return self.up(self.norm(x))
+
+
+@dataclass(frozen=True, slots=True)
+class LatentAttention:
+    """Projections of one layer. Query or its latent, and key-value latent come from one product."""
+
+    layer: int
+    mla: MLAConfig
+    query_and_latent: Linear
+    query_latent: QueryLatent | None
+    latent_norm: RMSNorm
+    key_up: torch.Tensor  # [h, nope, lat]
+    value_up: torch.Tensor  # [h, lat, v]
+    output: Linear
+    num_own_heads: int
+    scale: float
+
+    def __call__(
+        self, x: torch.Tensor, rotation: Rotation, attention: StepAttention
+    ) -> torch.Tensor:
+        """`[M, E]` -> this rank's part of the sum, `[M, E]`."""
+        mla = self.mla
+        query, latent, rotary_key = self.query_and_latent(x).tensor_split(
+            (-mla.kv_lora_rank - mla.qk_rope_head_dim, -mla.qk_rope_head_dim), dim=-1
+        )
+        if self.query_latent is not None:
+            query = self.query_latent(query)
+        query = query.reshape(len(x), len(self.key_up), mla.qk_nope_head_dim + mla.qk_rope_head_dim)
+        query_nope, query_rope = query.tensor_split((mla.qk_nope_head_dim,), dim=-1)
+        stored = torch.cat([self.latent_norm(latent), rotation(rotary_key[:, None])[:, 0]], dim=-1)
+        mixed = attention.mla(
+            self.layer,
+            query_nope,
+            rotation(query_rope),
+            stored,
+            self.key_up,
+            self.value_up,
+            self.scale,
+        )
+        return self.output(mixed[:, : self.num_own_heads].flatten(1))
+
+
+def load_deepseek(context: BuildContext) -> Decoder:
+    """Load a model of this family."""
+    config = context.config
+    assert config.mla is not None, "set by the config reader"
+    mla, moe = config.mla, config.moe
+
+    def load_attention(layer: int, name: str) -> LatentAttention:
+        return _load_attention(context, mla, layer, name)
+
+    def load_feed_forward(layer: int, name: str) -> FeedForwardBlock:
+        if moe is not None and layer >= moe.first_dense_layers:
+            return load_moe(context.loader, context.shard, name, config.hidden_size, moe)
+        return load_mlp(
+            context.loader,
+            context.shard,
+            name,
+            config.hidden_size,
+            config.intermediate_size,
+            has_bias=config.mlp_bias,
+        )
+
+    return load_decoder(
+        context,
+        rotary_width=mla.qk_rope_head_dim,
+        load_attention=load_attention,
+        load_feed_forward=load_feed_forward,
+    )
+
+
+def _load_attention(
+    context: BuildContext, mla: MLAConfig, layer: int, name: str
+) -> LatentAttention:
+    config, loader = context.config, context.loader
+    first, last = context.query_range
+    query_and_latent, query_latent = _load_projections(context, mla, name)
+    key_up, value_up = _load_up_projections(context, mla, name)
+    latent_weight = loader.load(f"{name}.kv_a_layernorm.weight", (mla.kv_lora_rank,))
+    return LatentAttention(
+        layer=layer,
+        mla=mla,
+        query_and_latent=query_and_latent,
+        query_latent=query_latent,
+        latent_norm=RMSNorm(latent_weight, _LATENT_NORM_EPS),
+        key_up=key_up,
+        value_up=value_up,
+        output=load_rows(
+            loader,
+            context.shard,
+            f"{name}.o_proj",
+            config.hidden_size,
+            config.num_query_heads * mla.v_head_dim,
+            (first * mla.v_head_dim, last * mla.v_head_dim),
+            has_bias=config.output_bias,
+        ),
+        num_own_heads=last - first,
+        scale=softmax_scale(config),
+    )
+
+
+def _load_projections(
+    context: BuildContext, mla: MLAConfig, name: str
+) -> tuple[Linear, QueryLatent | None]:
+    """Whole latents on every rank, heads of the query cut by rank."""
+    config, loader = context.config, context.loader
+    width = mla.qk_nope_head_dim + mla.qk_rope_head_dim
+    first, last = context.query_range
+
+    def heads_part(side: str) -> ColumnPart:
+        span, room = (first * width, last * width), context.heads.lanes * width
+        return ColumnPart(f"{name}.{side}", config.num_query_heads * width, span, room)
+
+    def whole_part(side: str, size: int) -> ColumnPart:
+        return ColumnPart(f"{name}.{side}", size, (0, size), size, config.qkv_bias)
+
+    latent = whole_part("kv_a_proj_with_mqa", mla.kv_lora_rank + mla.qk_rope_head_dim)
+    rank = mla.q_lora_rank
+    if rank is None:
+        return load_columns(loader, [heads_part("q_proj"), latent], config.hidden_size), None
+    down = load_columns(loader, [whole_part("q_a_proj", rank), latent], config.hidden_size)
+    norm = RMSNorm(loader.load(f"{name}.q_a_layernorm.weight", (rank,)), _LATENT_NORM_EPS)
+    return down, QueryLatent(norm, load_columns(loader, [heads_part("q_b_proj")], rank))
+
+
+def _load_up_projections(
+    context: BuildContext, mla: MLAConfig, name: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Key part `[h, nope, lat]` and value part `[h, lat, v]` of own heads; pad lanes are zeros."""
+    width = mla.qk_nope_head_dim + mla.v_head_dim
+    first, last = context.query_range
+    up = context.loader.zeros(context.heads.lanes, width, mla.kv_lora_rank)
+    context.loader.fill(
+        up[: last - first].flatten(0, 1),
+        f"{name}.kv_b_proj.weight",
+        (context.config.num_query_heads * width, mla.kv_lora_rank),
+        (first * width, last * width),
+    )
+    key_up, value_up = up.tensor_split((mla.qk_nope_head_dim,), dim=1)
+    return key_up.contiguous(), value_up.transpose(1, 2).contiguous()

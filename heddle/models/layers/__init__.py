@@ -1,0 +1,1 @@
+"""Parts that decoder families share; each works on one rank's slice."""

@@ -1,0 +1,67 @@
+"""Token embedding and logits, with the vocabulary cut over ranks.
+
+Rank i holds ids `[floor(n*i/tp), floor(n*(i+1)/tp))`. A lookup sums over ranks, all but one of
+which give zeros; logits are gathered, each rank's slice padded to the largest, then trimmed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional
+
+from heddle.models.layers.shard import Shard, cut
+from heddle.models.weights.loader import WeightLoader
+
+
+@dataclass(frozen=True, slots=True)
+class VocabularyShard:
+    """This rank's rows of an embedding or of the output matrix."""
+
+    weight: torch.Tensor  # [ids of this rank, E]
+    vocab_size: int
+    shard: Shard
+
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Hidden rows of tokens.
+
+        Args:
+            token_ids: `[M]` int64, each in `[0, vocab_size)`.
+
+        Returns:
+            `[M, E]`, same on all ranks.
+        """
+        if self.shard.size == 1:
+            return functional.embedding(token_ids, self.weight)
+        start, end = self.shard.cut(self.vocab_size)
+        is_elsewhere = (token_ids < start) | (token_ids >= end)
+        rows = functional.embedding((token_ids - start).masked_fill_(is_elsewhere, 0), self.weight)
+        return self.shard.sum(rows.masked_fill_(is_elsewhere[:, None], 0))
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Scores of every token.
+
+        Args:
+            hidden: `[R, E]`, final norm applied.
+
+        Returns:
+            `[R, vocab_size]`, same on all ranks.
+        """
+        local = functional.linear(hidden, self.weight)
+        size = self.shard.size
+        if size == 1:
+            return local
+        largest = -(-self.vocab_size // size)
+        padded = functional.pad(local, (0, largest - local.shape[1]))
+        gathered = self.shard.tp.all_gather(padded)  # [tp, R, largest]
+        spans = [cut(self.vocab_size, size, rank) for rank in range(size)]
+        return torch.cat([gathered[i, :, : end - start] for i, (start, end) in enumerate(spans)], 1)
+
+
+def load_vocabulary(
+    loader: WeightLoader, shard: Shard, name: str, vocab_size: int, hidden_size: int
+) -> VocabularyShard:
+    """Load a rank's rows of the matrix called `name`."""
+    weight = loader.load(f"{name}.weight", (vocab_size, hidden_size), rows=shard.cut(vocab_size))
+    return VocabularyShard(weight, vocab_size, shard)

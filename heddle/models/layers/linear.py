@@ -1,0 +1,79 @@
+"""Matrix products on one rank's slice of a weight.
+
+A *column* cut gives each rank some of the outputs; a *row* cut gives each rank some of the inputs,
+so that its result is a part of a sum. A column cut followed by a row cut needs one sum over ranks
+and nothing in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional
+
+from heddle.models.layers.shard import Shard
+from heddle.models.weights.loader import WeightLoader
+from heddle.models.weights.source import Span
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """`x @ weight.T + bias`."""
+
+    weight: torch.Tensor  # [out, in] of this rank
+    bias: torch.Tensor | None = None  # [out]
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """`[M, in]` -> `[M, out]`."""
+        return functional.linear(x, self.weight, self.bias)
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnPart:
+    """Some outputs of one checkpoint matrix, and how much room they get in a fused one."""
+
+    name: str
+    """Without `.weight`."""
+    size: int
+    """Outputs of the whole matrix."""
+    span: Span
+    """Outputs that this rank computes."""
+    room: int
+    """Outputs in the fused result, at least the span; the rest are zeros."""
+    has_bias: bool = False
+
+
+def load_columns(loader: WeightLoader, parts: Sequence[ColumnPart], num_inputs: int) -> Linear:
+    """One product for several matrices that share their input; outputs lie side by side."""
+    weight = loader.zeros(sum(part.room for part in parts), num_inputs)
+    bias = loader.zeros(weight.shape[0]) if any(part.has_bias for part in parts) else None
+    start = 0
+    for part in parts:
+        end = start + part.span[1] - part.span[0]
+        shape = (part.size, num_inputs)
+        loader.fill(weight[start:end], f"{part.name}.weight", shape, part.span)
+        if bias is not None and part.has_bias:
+            loader.fill(bias[start:end], f"{part.name}.bias", (part.size,), part.span)
+        start += part.room
+    return Linear(weight, bias)
+
+
+def load_rows(
+    loader: WeightLoader,
+    shard: Shard,
+    name: str,
+    num_outputs: int,
+    num_inputs: int,
+    span: Span,
+    *,
+    has_bias: bool = False,
+) -> Linear:
+    """A matrix of which this rank holds the inputs in `span`; all ranks' results add up."""
+    weight = loader.load(f"{name}.weight", (num_outputs, num_inputs), cols=span)
+    if not has_bias:
+        return Linear(weight)
+    bias = loader.load(f"{name}.bias", (num_outputs,))
+    # One rank adds the bias, else the sum would hold it once per rank.
+    return Linear(weight, bias if shard.rank == 0 else None)

@@ -1,0 +1,55 @@
+"""The gated feed-forward block: `down(silu(gate(x)) * up(x))`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional
+
+from heddle.models.layers.linear import ColumnPart, Linear, load_columns, load_rows
+from heddle.models.layers.shard import Shard
+from heddle.models.weights.loader import WeightLoader
+
+
+@dataclass(frozen=True, slots=True)
+class MLP:
+    """One rank's share of the inner dimension."""
+
+    gate_up: Linear
+    """Gate outputs, then up outputs."""
+    down: Linear
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """`[M, E]` -> this rank's part of the sum, `[M, E]`."""
+        return self.down(gated(self.gate_up(x)))
+
+
+def gated(gate_up: torch.Tensor) -> torch.Tensor:
+    """`[M, 2i]` -> `silu(first half) * second half`, `[M, i]`."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return functional.silu(gate).mul_(up)
+
+
+def load_mlp(
+    loader: WeightLoader,
+    shard: Shard,
+    name: str,
+    hidden_size: int,
+    inner_size: int,
+    *,
+    has_bias: bool = False,
+) -> MLP:
+    """Load a rank's share of the block called `name`."""
+    span = shard.cut(inner_size)
+    width = span[1] - span[0]
+    parts = [
+        ColumnPart(f"{name}.{side}_proj", inner_size, span, width, has_bias)
+        for side in ("gate", "up")
+    ]
+    return MLP(
+        gate_up=load_columns(loader, parts, hidden_size),
+        down=load_rows(
+            loader, shard, f"{name}.down_proj", hidden_size, inner_size, span, has_bias=has_bias
+        ),
+    )

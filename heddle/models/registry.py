@@ -1,0 +1,91 @@
+"""Architecture name -> the family that builds it. A family is imported only when it is chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from heddle.comm.base import Communicator
+from heddle.config.model import ModelConfig
+from heddle.errors import UnsupportedError
+from heddle.layout.heads import HeadLayout
+from heddle.models.base import BuildContext, Model
+from heddle.models.config_json import DENSE_ARCHITECTURES, LATENT_ARCHITECTURES
+from heddle.models.layers.shard import Shard
+from heddle.models.weights.loader import Progress, WeightLoader
+from heddle.models.weights.source import WeightSource
+
+Creator = Callable[[BuildContext], Model]
+
+
+def _create_llama(context: BuildContext) -> Model:
+    from heddle.models.llama import load_llama  # loaded only when chosen
+
+    return load_llama(context)
+
+
+def _create_deepseek(context: BuildContext) -> Model:
+    from heddle.models.deepseek import load_deepseek  # loaded only when chosen
+
+    return load_deepseek(context)
+
+
+CREATORS: dict[str, Creator] = {
+    **dict.fromkeys(DENSE_ARCHITECTURES, _create_llama),
+    **dict.fromkeys(LATENT_ARCHITECTURES, _create_deepseek),
+}
+
+
+def create_model(
+    config: ModelConfig,
+    heads: HeadLayout,
+    tp_rank: int,
+    source: WeightSource,
+    dtype: torch.dtype,
+    device: torch.device,
+    tp: Communicator,
+    progress: Progress | None = None,
+) -> Model:
+    """Build one rank's part of a model and load its weights.
+
+    Args:
+        config: the model.
+        heads: the head map; this rank projects its own query heads and all kv heads of its slice.
+        tp_rank: place among the tensor-parallel ranks.
+        source: the checkpoint; only this rank's slices are read.
+        dtype: of parameters and compute; float64 is float64 throughout.
+        device: of parameters.
+        tp: the tensor-parallel group.
+        progress: called with (tensors loaded, tensors in all).
+
+    Returns:
+        A model that says, per pass, one all-reduce in the lookup and two per layer, and per call of
+        `logits` one all-gather; nothing at all in a group of one.
+
+    Raises:
+        UnsupportedError: the architecture is not known.
+        ModelFileError: weights are missing, damaged, or of another model.
+    """
+    if config.architecture not in CREATORS:
+        raise UnsupportedError(
+            f"architecture={config.architecture} is not supported; known: {', '.join(CREATORS)}"
+        )
+    loader = WeightLoader(source, dtype, device, ignored=_ignored(config), progress=progress)
+    shard = Shard(tp_rank, heads.tp_size, tp)
+    return CREATORS[config.architecture](BuildContext(config, heads, shard, loader))
+
+
+def _ignored(config: ModelConfig) -> tuple[str, ...]:
+    """Names that a checkpoint may hold beyond the model itself."""
+    names: tuple[str, ...] = ()
+    if config.tie_word_embeddings:
+        names += (r"lm_head\.weight",)  # a second copy of the embedding
+    if config.architecture == "DeepseekV3ForCausalLM":
+        # Layers past the last one draft further tokens and take no part in a plain pass.
+        names += (rf"model\.layers\.(?!(?:{_numbers_below(config.num_layers)})\.)\d+\..*",)
+    return names
+
+
+def _numbers_below(count: int) -> str:
+    return "|".join(str(number) for number in range(count))

@@ -1,0 +1,1 @@
+"""Weights on disk, and how they become a rank's parameters."""

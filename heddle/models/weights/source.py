@@ -1,0 +1,52 @@
+"""Where weights come from: a seam between file formats and the loader.
+
+Names and orientation are those of the Hugging Face checkpoints (`[out, in]`), whatever the file
+calls them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Protocol
+
+import torch
+
+Span = tuple[int, int]
+"""A half-open range."""
+
+
+class WeightSource(Protocol):
+    """Tensors of one checkpoint, read by name and by slice."""
+
+    def names(self) -> Collection[str]:
+        """All tensor names."""
+        ...
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Whole shape of a tensor.
+
+        Raises:
+            KeyError: no such tensor.
+        """
+        ...
+
+    def location(self, name: str) -> str:
+        """The file that holds a tensor, or that should; for messages."""
+        ...
+
+    def read(self, name: str, rows: Span | None = None, cols: Span | None = None) -> torch.Tensor:
+        """A slice of a tensor.
+
+        Args:
+            name: one of `names()`.
+            rows: range of the first dimension; None: all.
+            cols: range of the second dimension; None: all. Only for matrices.
+
+        Returns:
+            `[rows, cols]` or `[rows]` on the CPU, in the stored dtype, float32 when stored in
+            quantised form. Only the bytes needed are read from disk.
+
+        Raises:
+            ModelFileError: the file is damaged.
+        """
+        ...

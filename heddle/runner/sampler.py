@@ -1,0 +1,98 @@
+"""From rows of logits to tokens.
+
+One rank runs this and everyone else is told, so replicas cannot decide apart.
+
+Order, per row, in float32 (float64 stays float64):
+
+    finite check -> raw logprobs -> allowed ids -> bad words -> min_tokens mask -> logit_bias
+        -> repetition, frequency, presence -> temperature -> min_p -> top_k -> top_p -> draw
+
+Ties: the lowest id wins. Rows are addressed by request, and a row never sees another one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from heddle.runner.draw import uniform
+from heddle.runner.logit_rules import apply_rules, has_rules
+from heddle.runner.logprobs import finite_rows, prompt_logprobs, token_logprobs, widen
+from heddle.runner.order import draw_token
+from heddle.step.batch import SampleSpec, TokenLogprobs
+
+__all__ = ["Drawn", "prompt_logprobs", "sample"]
+
+
+class Drawn(NamedTuple):
+    """What one row of logits gave."""
+
+    token_id: int | None
+    """None when the row was not finite, or permitted no token."""
+    logprobs: TokenLogprobs | None
+    finite: bool
+    logits: bytes | None
+    """The raw row, little-endian in its own dtype, when asked for."""
+
+
+def sample(logits: torch.Tensor, specs: Sequence[SampleSpec]) -> list[Drawn]:
+    """Choose one token per row.
+
+    Args:
+        logits: `[R, vocabulary]`, any floating dtype, any device; not modified.
+        specs: how to choose, R of them.
+    Returns:
+        One result per row, in order. A row with NaN or inf, or without any permitted token, has
+        `finite=False` and no
+        token: that request fails and the others go on.
+    """
+    if len(specs) != logits.shape[0]:
+        raise ValueError(f"{len(specs)} specs for {logits.shape[0]} rows of logits")
+    if not specs:
+        return []
+    finite = finite_rows(logits).tolist()
+    # First maximum, hence the lowest id among ties; one call serves all rows without rules.
+    best = torch.argmax(logits, dim=-1).tolist()
+    return [
+        _sample_row(logits[row], spec, finite[row], best[row]) for row, spec in enumerate(specs)
+    ]
+
+
+def _sample_row(row: torch.Tensor, spec: SampleSpec, is_finite: bool, best: int) -> Drawn:
+    token_id = _choose(row, spec, best) if is_finite else None
+    logprobs = None
+    if token_id is not None and spec.params.logprobs is not None:
+        logprobs = token_logprobs(widen(row), token_id, spec.params.logprobs)
+    return Drawn(
+        token_id=token_id,
+        logprobs=logprobs,
+        finite=token_id is not None,
+        logits=_raw_bytes(row) if spec.return_logits else None,
+    )
+
+
+def _choose(row: torch.Tensor, spec: SampleSpec, best: int) -> int | None:
+    if spec.forced_token_id is not None:
+        return spec.forced_token_id
+    params = spec.params
+    if params.is_greedy and not has_rules(spec):
+        return best
+    values = widen(row).to("cpu", copy=True)
+    apply_rules(values, spec)
+    if params.is_greedy:
+        choice = int(torch.argmax(values))
+        return choice if bool(torch.isfinite(values[choice])) else None
+    return draw_token(
+        (values / params.temperature).numpy(),
+        top_k=params.top_k,
+        top_p=params.top_p,
+        min_p=params.min_p,
+        uniform=uniform(spec.seed, 0, spec.position),
+    )
+
+
+def _raw_bytes(row: torch.Tensor) -> bytes:
+    raw: bytes = row.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()
+    return raw

@@ -1,0 +1,1 @@
+"""Requests, queues and the choice of each step. No tensors."""

@@ -1,0 +1,1 @@
+"""Certification: a layout against one rank, step by step, by declared oracles."""

@@ -1,0 +1,100 @@
+"""Which layouts to certify: one that was asked for, every legal one of a world, or all
+strategies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import get_args
+
+from heddle.config import ModelConfig, ParallelConfig
+from heddle.config.parallel import CommBackend, ContextExchange
+from heddle.layout.rules import check, legal_layouts
+
+DEFAULT_WORLD_SIZE = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """One layout to certify."""
+
+    parallel: ParallelConfig
+    block_size: int
+
+
+def is_explicit(parallel: ParallelConfig) -> bool:
+    """A layout was asked for: a degree differs from 1."""
+    return (
+        max(
+            parallel.tensor_parallel_size,
+            parallel.prefill_context_parallel_size,
+            parallel.decode_context_parallel_size,
+            parallel.pipeline_parallel_size,
+            parallel.data_parallel_size,
+        )
+        > 1
+    )
+
+
+def create_trials(
+    asked: ParallelConfig,
+    *,
+    block_size: int,
+    model: ModelConfig,
+    world_size: int | None,
+    every_strategy: bool,
+) -> tuple[Trial, ...]:
+    """The layouts of one certification.
+
+    Args:
+        asked: degrees and exchanges of the command line.
+        block_size: tokens of a page on one rank.
+        model: to judge legality by.
+        world_size: every legal (tp, pcp, dcp) of so many ranks; None: `asked` where it has a degree
+            above 1, else a world of two.
+        every_strategy: each of them with every exchange and with interleave 1, 2 and the block.
+    Raises:
+        TopologyError: `asked` is not legal.
+    """
+    layouts: Sequence[ParallelConfig]
+    if world_size is None and is_explicit(asked):
+        check(asked, block_size=block_size, model=model)
+        layouts = (asked,)
+    else:
+        world_size = world_size or DEFAULT_WORLD_SIZE
+        layouts = _of_world(world_size, asked, block_size, model)
+    if every_strategy:
+        layouts = [each for layout in layouts for each in _strategies(layout, block_size)]
+    return tuple(Trial(parallel=layout, block_size=block_size) for layout in layouts)
+
+
+def _of_world(
+    world_size: int, asked: ParallelConfig, block_size: int, model: ModelConfig
+) -> Sequence[ParallelConfig]:
+    """Every legal layout of a world; a forced exchange applies where context is sharded."""
+    layouts = legal_layouts(world_size, base=asked, block_size=block_size, model=model)
+    if layouts:
+        return layouts
+    degrees = replace(asked, tensor_parallel_size=world_size)
+    check(degrees, block_size=block_size, model=model)  # raises with the reasons
+    return (degrees,)
+
+
+def _strategies(layout: ParallelConfig, block_size: int) -> Iterator[ParallelConfig]:
+    if layout.decode_context_parallel_size == 1:
+        yield layout  # nothing is exchanged, and an interleave has no effect
+        return
+    for interleave in _interleaves(block_size):
+        for backend in get_args(CommBackend):
+            # `auto` lets context travel; with a named backend queries travel in prefill too.
+            exchange: ContextExchange = "auto" if backend == "auto" else "gather_q"
+            yield replace(
+                layout,
+                kv_interleave_size=interleave,
+                dcp_comm_backend=backend,
+                cp_context_exchange=exchange,
+            )
+
+
+def _interleaves(block_size: int) -> Iterable[int]:
+    return sorted(size for size in {1, 2, block_size} if block_size % size == 0)

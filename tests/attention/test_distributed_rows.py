@@ -1,0 +1,50 @@
+"""Rows that live on one PCP rank: empty chunks and pads change nothing and come out as zeros."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from heddle.layout.rows import RowClass, RowRequest
+from heddle.step.localize import localize
+from heddle.step.plan import plan
+from tests.support.attention_bench import call_gqa, gqa_truth, run_ranks, worst_error
+from tests.support.batches import make_batch, make_topology
+
+
+@pytest.mark.parametrize("new", range(1, 12))
+@pytest.mark.parametrize("pcp_size", [2, 3, 4])
+def test_a_split_of_any_length_equals_dense(pcp_size: int, new: int) -> None:
+    """Fewer rows than chunks leave chunks, and whole ranks, empty."""
+    topology = dataclasses.replace(
+        make_topology((1, pcp_size, pcp_size)),
+        dtype="float64",
+        row_policy=lambda index, num_rows, size: RowRequest(num_rows, RowClass.SPLIT),
+    )
+    batch = make_batch(topology, [(0, new), (7, new)])
+    truth = gqa_truth(topology, batch, torch.float64)
+    assert worst_error(topology, batch, truth, call_gqa, "reference") <= 1e-12
+
+
+def test_pads_come_out_as_zeros() -> None:
+    topology = make_topology((1, 3, 1))
+    batch = make_batch(topology, [(0, 10), (4, 7)])
+    truth = gqa_truth(topology, batch, torch.float32)
+    outs: dict[int, torch.Tensor] = {}
+
+    def call(attention, query, rows, first, last):  # type: ignore[no-untyped-def]
+        out = call_gqa(attention, query, rows, first, last)
+        outs[attention.step.pcp_rank] = out
+        return out
+
+    run_ranks(topology, batch, truth, call, "torch")
+    step_plan = plan(batch, topology)
+    valid = step_plan.rows.valid.reshape(3, -1)
+    assert not valid.all()
+    for rank, out in outs.items():
+        pads = np.flatnonzero(~valid[rank])
+        assert (localize(step_plan, topology, rank).token_ids[pads] == 0).all()
+        assert (out[pads] == 0).all()

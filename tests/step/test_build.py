@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from heddle.config import SamplingParams
+from heddle.kvcache.chain import BlockChain
+from heddle.kvcache.copies import BlockCopy
+from heddle.layout.kv import KVLayout
+from heddle.scheduler.batch import ScheduledBatch, ScheduledPart
+from heddle.scheduler.request import Request
+from heddle.step.batch import GlobalBatch, ScheduledRequest
+from heddle.step.build import build_batch
+from heddle.step.topology import Topology
+from tests.support.batches import make_topology
+
+TOPOLOGY = make_topology((1, 2, 2))  # virtual blocks of 8 tokens
+PROMPT = tuple(range(10, 30))
+
+
+def request(outputs: tuple[int, ...] = (), params: Any = None, **fields: Any) -> Request:
+    return Request(
+        request_id=7,
+        prompt_token_ids=PROMPT,
+        params=params or SamplingParams(),
+        max_output_tokens=9,
+        kv_layout=TOPOLOGY.kv_layout(),
+        output_token_ids=list(outputs),
+        chain=BlockChain(root=b"", block_table=[4, 2, 9, 5]),
+        **fields,
+    )
+
+
+def build(parts: list[ScheduledPart], topology: Topology = TOPOLOGY, **extra: Any) -> GlobalBatch:
+    bad_words = extra.pop("bad_words", {})
+    return build_batch(
+        ScheduledBatch(tuple(parts), **extra), topology, epoch=2, step=5, bad_words=bad_words
+    )
+
+
+def one(source: Request, start: int, count: int, samples: bool, **extra: Any) -> ScheduledRequest:
+    (found,) = build([ScheduledPart(source, start, count, samples)], **extra).requests
+    return found
+
+
+def test_tokens_and_blocks_cover_exactly_the_scheduled_rows() -> None:
+    chunk = one(request(), 3, 6, False)
+    assert chunk.token_ids == (13, 14, 15, 16, 17, 18)
+    assert chunk.num_computed_tokens == 3
+    assert chunk.block_table == (4, 2)  # 9 tokens in blocks of 8
+    assert chunk.sample is None
+    resumed = one(request((50, 51)), 18, 4, True)
+    assert resumed.token_ids == (28, 29, 50, 51)
+    assert resumed.block_table == (4, 2, 9)
+    decode = one(request((50, 51)), 21, 1, True)
+    assert decode.token_ids == (51,)
+
+
+def test_fingerprint_is_that_of_the_sequence() -> None:
+    assert one(request(), 0, 1, False).layout_fingerprint == TOPOLOGY.fingerprint()
+    other = request()
+    other.kv_layout = KVLayout(2, 1, 8)
+    assert one(other, 0, 1, False).layout_fingerprint != TOPOLOGY.fingerprint()
+
+
+def test_edits_travel_with_the_batch() -> None:
+    copy = BlockCopy(source_block=1, target_block=2, start=0, end=3)
+    batch = build([], copies=(copy,), wiped_blocks=(6,))
+    assert (batch.epoch, batch.step) == (2, 5)
+    assert (batch.copies, batch.wiped_blocks) == ((copy,), (6,))
+
+
+def test_sample_says_position_seed_and_end_ids() -> None:
+    params = SamplingParams(temperature=0.5)
+    source = request((50, 51), params, seed=99, choice=3, eos_token_ids=(1, 2))
+    sample = one(source, 21, 1, True).sample
+    assert sample is not None
+    assert sample.params is params
+    assert (sample.seed, sample.choice, sample.position) == (99, 3, 2)
+    assert sample.eos_token_ids == (1, 2)
+    ignoring = request((), SamplingParams(ignore_eos=True), eos_token_ids=(1, 2))
+    sample = one(ignoring, 0, 20, True).sample
+    assert sample is not None
+    assert sample.eos_token_ids == ()
+
+
+@pytest.mark.parametrize(
+    ("params", "bad_words", "prompt", "output"),
+    [
+        (SamplingParams(), (), False, False),
+        (SamplingParams(repetition_penalty=1.1), (), True, True),
+        (SamplingParams(frequency_penalty=0.1), (), False, True),
+        (SamplingParams(presence_penalty=-0.1), (), False, True),
+        (SamplingParams(), ((8, 9),), False, True),
+    ],
+)
+def test_long_ids_travel_only_where_they_change_logits(
+    params: SamplingParams, bad_words: Any, prompt: bool, output: bool
+) -> None:
+    found = one(request((50,), params), 20, 1, True, bad_words={7: bad_words}).sample
+    assert found is not None
+    assert found.prompt_token_ids == (PROMPT if prompt else ())
+    assert found.output_token_ids == ((50,) if output else ())
+    assert found.bad_word_ids == bad_words
+
+
+def test_teacher_forces_by_position_and_ends() -> None:
+    forced = [
+        one(
+            request(outputs, teacher=(60, 61), return_logits=True), 19, 1 + len(outputs), True
+        ).sample
+        for outputs in ((), (60,), (60, 61))
+    ]
+    assert [sample.forced_token_id for sample in forced if sample] == [60, 61, None]
+    assert all(sample is not None and sample.return_logits for sample in forced)
+
+
+@pytest.mark.parametrize(
+    ("start", "count", "targets"),
+    [
+        (0, 5, (11, 12, 13, 14, 15)),
+        (15, 5, (26, 27, 28, 29)),
+        (19, 1, ()),
+        (0, 20, tuple(range(11, 30))),
+    ],
+)
+def test_each_row_predicts_the_next_prompt_token(
+    start: int, count: int, targets: tuple[int, ...]
+) -> None:
+    source = request((), SamplingParams(prompt_logprobs=4))
+    found = one(source, start, count, False)
+    assert found.prompt_logprob_targets == targets
+    assert found.num_prompt_logprobs == 4
+    assert one(request(), start, count, False).prompt_logprob_targets == ()
+
+
+def test_outputs_are_never_prompt_logprob_targets() -> None:
+    source = request((50, 51), SamplingParams(prompt_logprobs=0))
+    assert one(source, 18, 4, True).prompt_logprob_targets == (29,)
