@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import torch
 
-from heddle.runner.sampler import prompt_logprobs, sample
+from heddle.runner.logprobs import prompt_logprobs
+from heddle.runner.sampler import Drawn, sample
 from heddle.step.batch import GlobalBatch, SampledToken, SampleSpec, TokenLogprobs
 
 
@@ -53,7 +54,7 @@ def collect_samples(batch: GlobalBatch, logits: torch.Tensor) -> tuple[SampledTo
     return tuple(found)
 
 
-def _draw(batch: GlobalBatch, logits: torch.Tensor) -> list[SampledToken]:
+def _draw(batch: GlobalBatch, logits: torch.Tensor) -> list[Drawn]:
     """Draw for all sampled rows at once."""
     rows: list[int] = []
     specs: list[SampleSpec] = []
