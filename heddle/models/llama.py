@@ -9,27 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch.nn import functional
 
 from heddle.attention.base import StepAttention
 from heddle.models.base import BuildContext
 from heddle.models.decoder import Decoder, load_decoder
 from heddle.models.layers.linear import ColumnPart, Linear, load_columns, load_rows
 from heddle.models.layers.mlp import MLP, load_mlp
+from heddle.models.layers.norm import RMSNorm
 from heddle.models.layers.rotary import Rotation
-
-
-@dataclass(frozen=True, slots=True)
-class HeadNorm:
-    """Root-mean-square norm over each query and key head."""
-
-    weight: torch.Tensor  # [h + Ks, D]: the query weight h times, then the key weight
-    eps: float
-
-    def __call__(self, heads: torch.Tensor) -> torch.Tensor:
-        """`[M, h + Ks, D]` -> the same shape; a pad lane of zeros stays zero."""
-        shape = (heads.shape[-1],)
-        return functional.rms_norm(heads, shape, None, self.eps).mul_(self.weight)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +26,7 @@ class GroupedQueryAttention:
     layer: int
     query_key_value: Linear
     output: Linear
-    head_norm: HeadNorm | None
+    head_norm: RMSNorm | None
     num_lanes: int
     num_own_heads: int
     num_kv_heads: int
@@ -124,10 +111,11 @@ def _load_attention(context: BuildContext, layer: int, name: str) -> GroupedQuer
     )
 
 
-def _load_head_norm(context: BuildContext, name: str, num_kv_heads: int) -> HeadNorm:
+def _load_head_norm(context: BuildContext, name: str, num_kv_heads: int) -> RMSNorm:
+    """One norm for the fused heads: the query weight per lane, then the key weight per kv head."""
     query, key = (
         context.loader.load(f"{name}.{side}_norm.weight", (context.config.head_dim,))
         for side in ("q", "k")
     )
     rows = [query.expand(context.heads.lanes, -1), key.expand(num_kv_heads, -1)]
-    return HeadNorm(torch.cat(rows), context.config.rms_norm_eps)
+    return RMSNorm(torch.cat(rows), context.config.rms_norm_eps)

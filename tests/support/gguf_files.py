@@ -20,13 +20,21 @@ ARCHITECTURES = {
 
 
 def pair_rows(rows: np.ndarray, num_heads: int) -> np.ndarray:
-    """Half-split rotary order -> the two elements of a pair side by side, as `llama` files hold it."""
+    """Half-split rotary order -> elements of a pair side by side, as `llama` files hold it."""
     out = np.empty_like(rows)
     width = len(rows) // num_heads
     for head in range(num_heads):
         for element in range(width):
             half, pair = divmod(element, width // 2)
             out[head * width + 2 * pair + half] = rows[head * width + element]
+    return out
+
+
+def halve_rows(rows: np.ndarray, num_heads: int) -> np.ndarray:
+    """The inverse of `pair_rows`."""
+    order = pair_rows(np.arange(len(rows)), num_heads)
+    out = np.empty_like(rows)
+    out[order] = rows
     return out
 
 
@@ -38,6 +46,8 @@ def write_gguf(
     extra_fields: Mapping[str, object] | None = None,
     extra_tensors: Mapping[str, np.ndarray] | None = None,
     architecture: str | None = None,
+    value_length: int | None = None,
+    rope_theta: float | None = None,
 ) -> Path:
     """Convert a tiny checkpoint; matrices whose rows are whole blocks are stored as `kind`."""
     config = json.loads((checkpoint / "config.json").read_text())
@@ -51,9 +61,9 @@ def write_gguf(
     writer.add_head_count(config["num_attention_heads"])
     writer.add_head_count_kv(config["num_key_value_heads"])
     writer.add_key_length(config["head_dim"])
-    writer.add_value_length(config["head_dim"])
+    writer.add_value_length(value_length or config["head_dim"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
+    writer.add_rope_freq_base(rope_theta or config["rope_parameters"]["rope_theta"])
     writer.add_token_list([f"t{i}" for i in range(config["vocab_size"])])
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)

@@ -8,7 +8,7 @@ from heddle.config import MLAConfig, ModelConfig, RopeConfig
 
 
 def model_config(**changes: Any) -> ModelConfig:
-    """A small grouped-query model: 9 query heads, 3 kv heads, head size 64, 30 layers, window 8192."""
+    """A small grouped-query model: 9 query heads, 3 kv heads, head size 64, 30 layers."""
     settings: dict[str, Any] = {
         "architecture": "LlamaForCausalLM",
         "vocab_size": 128,

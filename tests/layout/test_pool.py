@@ -1,0 +1,100 @@
+"""How many blocks a pool has."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from heddle.config import CacheConfig, ModelConfig
+from heddle.errors import ConfigError
+from heddle.layout.pool import PoolRequest, pool_blocks
+from tests.support.layouts import degrees
+from tests.support.models import latent_config, model_config
+
+GIB = 2**30
+
+
+def request(**changes: Any) -> PoolRequest:
+    settings: dict[str, Any] = {
+        "cache": CacheConfig(kv_cache_memory_bytes=GIB),
+        "parallel": degrees(1, 1, 1),
+        "model": model_config(),
+        "max_num_seqs": 128,
+        "max_model_len": 8192,
+        "kv_dtype": "float32",
+        "free_memory_bytes": 0,
+        "ranks_on_host": 1,
+    }
+    return PoolRequest(**settings | changes)
+
+
+@pytest.mark.parametrize(
+    ("model", "tp", "pcp", "dcp", "dtype", "row_bytes"),
+    [
+        # bytes of one position on one rank: layers x stored kv heads x row width x element
+        (model_config(), 1, 1, 1, "float32", 30 * 3 * 128 * 4),
+        (model_config(), 2, 1, 1, "float32", 30 * 2 * 128 * 4),
+        (model_config(), 2, 1, 2, "float32", 30 * 3 * 128 * 4),
+        (model_config(), 3, 1, 1, "bfloat16", 30 * 1 * 128 * 2),
+        (model_config(), 3, 2, 2, "float64", 30 * 1 * 128 * 8),
+        (latent_config(), 4, 1, 2, "float16", 2 * 1 * 576 * 2),
+    ],
+)
+def test_block_bytes_are_those_of_the_largest_rank(
+    model: ModelConfig, tp: int, pcp: int, dcp: int, dtype: str, row_bytes: int
+) -> None:
+    asked = request(model=model, parallel=degrees(tp, pcp, dcp), kv_dtype=dtype)
+    assert asked.block_bytes == 16 * row_bytes
+
+
+def test_a_gibibyte_of_the_small_model_holds_what_was_derived() -> None:
+    blocks, why = pool_blocks(request())
+    assert blocks == 1456  # 23,301 tokens of 46,080 bytes, in pages of 16
+    assert "23,280 usable tokens in all" in why
+    assert "kv_cache_memory_bytes=1,073,741,824" in why
+
+
+def test_the_default_is_a_quarter_of_the_free_memory_over_the_ranks_of_the_host() -> None:
+    asked = request(
+        cache=CacheConfig(), parallel=degrees(1, 2, 2), free_memory_bytes=8 * GIB, ranks_on_host=2
+    )
+    blocks, why = pool_blocks(asked)
+    assert blocks == 1456
+    assert "46,560 usable tokens in all" in why  # two ranks store one half each
+    assert "a quarter of 8,589,934,592 free bytes, shared by 2 ranks on the host" in why
+
+
+def test_a_pool_is_never_larger_than_its_sequences_can_fill() -> None:
+    asked = request(max_num_seqs=2, max_model_len=100)
+    blocks, why = pool_blocks(asked)
+    assert blocks == 2 * 7 + 1  # ceil(100 / 16) blocks a window, and block 0
+    assert "cut to max_num_seqs=2 windows" in why
+    wide = request(max_num_seqs=2, max_model_len=100, parallel=degrees(4, 1, 4))
+    assert pool_blocks(wide)[0] == 2 * 2 + 1
+
+
+def test_a_pool_below_the_window_says_so() -> None:
+    _, why = pool_blocks(request(max_model_len=32768))
+    assert "below the window of 32,768" in why
+    assert "below the window" not in pool_blocks(request())[1]
+
+
+def test_a_pool_without_a_usable_block_is_refused_and_the_suggestion_works() -> None:
+    small = request(cache=CacheConfig(kv_cache_memory_bytes=2 * 737_280 - 1))
+    with pytest.raises(ConfigError, match=r"kv_cache_memory_bytes=1,474,559") as caught:
+        pool_blocks(small)
+    found = re.search(r"kv_cache_memory_bytes to at least (\d+)", str(caught.value))
+    assert found is not None
+    assert int(found[1]) == 2 * 737_280
+    mended = request(cache=CacheConfig(kv_cache_memory_bytes=int(found[1])))
+    assert pool_blocks(mended)[0] == 2
+
+
+def test_a_given_number_of_blocks_wins() -> None:
+    blocks, why = pool_blocks(request(cache=CacheConfig(num_blocks_override=5)))
+    assert blocks == 5
+    assert "64 usable tokens in all" in why
+    with pytest.raises(ConfigError, match=r"num_gpu_blocks_override=1 .* at least 2 blocks"):
+        pool_blocks(request(cache=CacheConfig(num_blocks_override=1)))

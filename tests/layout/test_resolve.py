@@ -1,0 +1,152 @@
+"""Every `auto` becomes a value, with its reason."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from heddle.config import CacheConfig, EngineConfig, ModelConfig, ResolvedConfig, SchedulerConfig
+from heddle.errors import ConfigError, TopologyError
+from heddle.layout.resolve import resolve
+from tests.support.layouts import degrees
+from tests.support.models import model_config
+
+GIB = 2**30
+
+
+def resolved(model: ModelConfig | None = None, **settings: Any) -> ResolvedConfig:
+    return resolve(
+        EngineConfig(model="m", **settings),
+        model or model_config(),
+        free_memory_bytes=8 * GIB,
+        num_cores=8,
+        model_path="/models/m",
+    )
+
+
+def test_defaults_of_one_rank() -> None:
+    found = resolved()
+    assert (found.dtype, found.kv_cache_dtype) == ("float32", "float32")
+    assert (found.executor, found.backend, found.num_threads) == ("inline", "torch", 8)
+    assert found.scheduler.max_model_len == 8192
+    assert found.context_workspace_tokens == 4 * 512
+    assert found.num_blocks == 2 * GIB // (16 * 46_080)
+    assert found.model_path == "/models/m"
+
+
+def test_each_choice_has_a_reason() -> None:
+    subjects = [reason.split(":")[0] for reason in resolved().reasons]
+    assert sorted(subjects) == [
+        "KV pool",
+        "backend",
+        "context_workspace_tokens",
+        "dtype",
+        "executor",
+        "kv_cache_dtype",
+        "num_threads",
+    ]
+
+
+def test_what_was_asked_is_kept_and_has_no_reason() -> None:
+    found = resolved(
+        dtype="float64",
+        executor="threads",
+        backend="reference",
+        num_threads=3,
+        max_model_len=100,
+        seed=5,
+        cache=CacheConfig(kv_cache_dtype="bfloat16", num_blocks_override=7),
+        parallel=degrees(2, 1, 2, context_workspace_tokens=64),
+        step_timeout_seconds=1.0,
+    )
+    assert (found.dtype, found.kv_cache_dtype) == ("float64", "bfloat16")
+    assert (found.executor, found.backend, found.num_threads) == ("threads", "reference", 3)
+    assert (found.scheduler.max_model_len, found.num_blocks, found.seed) == (100, 7, 5)
+    assert (found.context_workspace_tokens, found.step_timeout_seconds) == (64, 1.0)
+    assert [reason.split(":")[0] for reason in found.reasons] == ["KV pool"]
+
+
+def test_the_cache_follows_the_compute_dtype() -> None:
+    assert resolved(dtype="bfloat16").kv_cache_dtype == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("parallel", "executor", "threads"),
+    [
+        (degrees(1, 1, 1), "inline", 8),
+        (degrees(2, 1, 2), "processes", 4),
+        (degrees(3, 1, 1), "processes", 2),
+        (degrees(4, 4, 16), "processes", 1),
+    ],
+)
+def test_executor_and_threads_follow_the_world(parallel: Any, executor: str, threads: int) -> None:
+    found = resolved(parallel=parallel)
+    assert (found.executor, found.num_threads) == (executor, threads)
+
+
+def test_thread_ranks_take_one_thread_each() -> None:
+    assert resolved(parallel=degrees(2, 1, 1), executor="threads").num_threads == 1
+
+
+def test_ranks_on_other_hosts_leave_more_to_each() -> None:
+    config = EngineConfig(model="m", parallel=degrees(4, 1, 1), executor="torchrun")
+    machine = {"free_memory_bytes": 8 * GIB, "num_cores": 8, "model_path": "/models/m"}
+    alone = resolve(config, model_config(), **machine)  # type: ignore[arg-type]
+    spread = resolve(config, model_config(), ranks_on_host=2, **machine)  # type: ignore[arg-type]
+    assert (alone.num_threads, spread.num_threads) == (2, 4)
+    # 4 ranks share 2 GiB, or 2 do; the largest slice stores 2 kv heads
+    block_bytes = 16 * 30 * 2 * 128 * 4
+    assert (alone.num_blocks, spread.num_blocks) == (GIB // 2 // block_bytes, GIB // block_bytes)
+
+
+def test_the_workspace_holds_a_round_even_for_tiny_chunks() -> None:
+    found = resolved(
+        parallel=degrees(4, 1, 4, kv_interleave_size=16),
+        scheduler=SchedulerConfig(max_num_batched_tokens=8),
+    )
+    assert found.context_workspace_tokens == 64
+
+
+def test_a_window_beyond_the_models_is_refused() -> None:
+    assert resolved(max_model_len=8192).scheduler.max_model_len == 8192
+    with pytest.raises(ConfigError, match=r"max_model_len=8193 .* 1 to 8192 .*nearest: 8192"):
+        resolved(max_model_len=8193)
+    with pytest.raises(ConfigError, match=r"max_model_len=0 .*nearest: 1\)"):
+        resolved(max_model_len=0)
+
+
+def test_a_refused_layout_carries_reasons_and_neighbours() -> None:
+    with pytest.raises(TopologyError, match="decode_context_parallel_size=3") as caught:
+        resolved(parallel=degrees(4, 1, 3))
+    assert "9 query heads and 3 kv heads" in caught.value.reasons[0]
+    assert "-tp 4 -pcp 1 -dcp 4" in caught.value.nearest
+
+
+def test_a_sliding_window_is_refused_unless_the_window_is_within() -> None:
+    model = model_config(sliding_window=512)
+    with pytest.raises(TopologyError, match="sliding_window=512") as caught:
+        resolved(model)
+    assert caught.value.nearest == ("-tp 1 -pcp 1 -dcp 1 --max-model-len 512",)
+    assert resolved(model, max_model_len=512).scheduler.max_model_len == 512
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"dtype": "int8"}, r"dtype=int8 is not legal; legal here: auto, float32, float64"),
+        ({"cache": CacheConfig(kv_cache_dtype="fp8")}, "kv_cache_dtype=fp8 is not legal"),
+        ({"executor": "inline", "parallel": degrees(2, 1, 1)}, "executor=inline .* 2 ranks"),
+        ({"executor": "ray"}, "executor=ray is not legal"),
+        ({"backend": "flash"}, "attention_backend=flash is not legal"),
+        ({"num_threads": 0}, r"num_threads=0 is not legal; it is at least 1 \(nearest: 1\)"),
+        ({"scheduler": SchedulerConfig(max_num_seqs=0)}, "max_num_seqs=0 is not legal"),
+        (
+            {"scheduler": SchedulerConfig(long_prefill_token_threshold=-1)},
+            r"long_prefill_token_threshold=-1 .* at least 0",
+        ),
+    ],
+)
+def test_other_settings_are_refused_in_words(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        resolved(**settings)

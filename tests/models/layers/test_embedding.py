@@ -1,0 +1,40 @@
+"""A cut vocabulary gives the rows and scores of a whole one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from heddle.comm.base import Communicator
+from heddle.models.layers.embedding import VocabularyShard, load_vocabulary
+from heddle.models.layers.shard import Shard
+from heddle.models.weights.loader import WeightLoader
+from tests.support.checkpoints import CPU, DictSource, run_tp
+
+VOCAB_SIZE, WIDTH = 11, 4
+TABLE = torch.randn(VOCAB_SIZE, WIDTH, generator=torch.Generator().manual_seed(2))
+
+
+def load(rank: int, size: int, tp: Communicator) -> VocabularyShard:
+    loader = WeightLoader(DictSource({"t.weight": TABLE}), torch.float32, CPU)
+    return load_vocabulary(loader, Shard(rank, size, tp), "t", VOCAB_SIZE, WIDTH)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_lookup_moves_rows_bit_for_bit(size: int) -> None:
+    token_ids = torch.tensor([0, 10, 5, 5, 3, 7, 9, 1])
+    results = run_tp(size, lambda rank, tp: load(rank, size, tp).embed(token_ids))
+    assert len(results) == size
+    for rows in results:
+        assert torch.equal(rows, TABLE[token_ids])
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("num_rows", [0, 1, 5])
+def test_logits_are_whole_and_in_order_on_every_rank(size: int, num_rows: int) -> None:
+    hidden = torch.randn(num_rows, WIDTH, generator=torch.Generator().manual_seed(3))
+    results = run_tp(size, lambda rank, tp: load(rank, size, tp).logits(hidden))
+    for logits in results:
+        assert logits.shape == (num_rows, VOCAB_SIZE)
+        assert torch.allclose(logits, hidden @ TABLE.T, rtol=0, atol=1e-6)
+        assert torch.equal(logits, results[0])

