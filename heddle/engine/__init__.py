@@ -1,0 +1,1 @@
+"""The driver and what stands around it: executors, text, outputs, the offline API."""

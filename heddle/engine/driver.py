@@ -27,14 +27,15 @@ from heddle.engine.inputs import PromptInput, bad_word_ids, check_params, prompt
 from heddle.engine.outputs import RequestMetrics, RequestOutput
 from heddle.engine.request_state import RequestState
 from heddle.engine.tokenizer import Tokenizer
-from heddle.errors import PlanMismatch, RankFailed, RequestError
+from heddle.errors import RankFailed, RequestError
 from heddle.kvcache.keys import CacheIdentity
 from heddle.kvcache.manager import KVCacheManager
 from heddle.runner.draw import request_seed
 from heddle.scheduler.batch import ScheduledBatch, ScheduledPart
 from heddle.scheduler.request import Request
 from heddle.scheduler.scheduler import Scheduler
-from heddle.step.batch import RankReply, SampledToken
+from heddle.step.agree import check_coverage
+from heddle.step.batch import SampledToken
 from heddle.step.build import BadWordIds, build_batch
 from heddle.step.plan import plan
 from heddle.step.topology import Topology
@@ -244,18 +245,8 @@ class Driver:
         self._num_steps += 1
         step_plan = plan(batch, self._topology)
         replies = self._executor.execute(batch, step_plan.digest)
-        self._check_coverage(replies, step_plan.coverage)
+        check_coverage(replies, step_plan, self._topology.mesh)
         return {found.request_id: found for reply in replies for found in reply.sampled}
-
-    def _check_coverage(self, replies: Sequence[RankReply], expected: int) -> None:
-        """Every new position was stored once in each copy, or nothing of the step is told."""
-        for members in self._topology.mesh.groups("dcp"):
-            stored = sum(replies[rank].coverage for rank in members) % 2**64
-            if stored != expected:
-                raise PlanMismatch(
-                    f"step {self._num_steps - 1}: ranks {list(members)} stored rows that sum to "
-                    f"{stored:#018x}, the plan says {expected:#018x}"
-                )
 
     def _apply(
         self,

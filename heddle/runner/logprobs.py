@@ -56,8 +56,8 @@ def prompt_logprobs(
 
 
 def finite_rows(logits: torch.Tensor) -> torch.Tensor:
-    """`[R, vocabulary]` -> `[R]` bool: rows without NaN or inf; one pass, no large temporary."""
-    low, high = torch.aminmax(logits, dim=-1)  # both propagate NaN
+    """`[R, vocabulary]` -> `[R]` bool: rows without NaN or inf; no large temporary."""
+    low, high = torch.amin(logits, dim=-1), torch.amax(logits, dim=-1)  # both propagate NaN
     return torch.isfinite(low) & torch.isfinite(high)
 
 

@@ -7,7 +7,7 @@ not decide. The result never depends on how far the prefix grew.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -59,51 +59,55 @@ def draw_token(
     best = scaled.max()
     if not np.isfinite(best):
         return None
-    weights = np.exp(scaled.astype(np.float64) - np.float64(best))
-    weights[weights < min_p] = 0.0
-    mass = float(weights.sum())
-    for ids, is_whole in _growing_prefixes(scaled):
-        kept = _truncate(np.cumsum(weights[ids]), mass, top_k, top_p, is_whole)
-        if kept is None:
-            continue
-        target = uniform * (mass if kept.is_open else float(kept.cumulative[-1]))
-        index = int(np.searchsorted(kept.cumulative, target, side="right"))
-        if index < len(kept.cumulative):
-            return int(ids[index])
-        if not kept.is_open:
-            # Rounding put the draw at the very end of the mass: the last id that has any.
-            return int(ids[np.flatnonzero(weights[ids[:index]])[-1]])
-    raise AssertionError("the whole vocabulary is never an open prefix")
+
+    def weigh(logits: Floats) -> NDArray[np.float64]:
+        weights: NDArray[np.float64] = np.exp(logits.astype(np.float64) - np.float64(best))
+        weights[weights < min_p] = 0.0
+        return weights
+
+    if top_k > 0:
+        ids = ordered_prefix(scaled, top_k)[:top_k]
+        cumulative = np.cumsum(weigh(scaled[ids]))
+        mass = float(cumulative[-1])
+        prefixes: Iterable[_Prefix] = [_Prefix(ids, cumulative, is_open=False)]
+    else:
+        mass = float(weigh(scaled).sum())
+        prefixes = (
+            _Prefix(ids, np.cumsum(weigh(scaled[ids])), is_open=len(ids) < len(scaled))
+            for ids in _growing_prefixes(scaled)
+        )
+    return _draw_from(prefixes, mass, top_p, uniform)
 
 
-class _Kept(NamedTuple):
+class _Prefix(NamedTuple):
+    ids: Ids
     cumulative: NDArray[np.float64]
     is_open: bool
-    """More ids are kept than this prefix holds; their mass counts."""
+    """More ids are kept than these; their mass counts."""
 
 
-def _truncate(
-    cumulative: NDArray[np.float64], mass: float, top_k: int, top_p: float, is_whole: bool
-) -> _Kept | None:
-    """Cut a prefix at top_k, then at top_p; None when it is too short to tell where."""
-    is_open = not is_whole
-    if top_k > 0:
-        if is_open and len(cumulative) < top_k:
-            return None
-        cumulative, is_open = cumulative[:top_k], False
-        mass = float(cumulative[-1])
-    if top_p < 1.0:
-        reached = int(np.searchsorted(cumulative, top_p * mass, side="left"))
-        if is_open and reached == len(cumulative):
-            return None
-        cumulative, is_open = cumulative[: reached + 1], False
-    return _Kept(cumulative, is_open)
+def _draw_from(prefixes: Iterable[_Prefix], mass: float, top_p: float, uniform: float) -> int:
+    """Draw from the first prefix that is long enough to tell."""
+    for prefix in prefixes:
+        ids, cumulative, is_open = prefix
+        if top_p < 1.0:
+            reached = int(np.searchsorted(cumulative, top_p * mass, side="left"))
+            if is_open and reached == len(cumulative):
+                continue
+            cumulative, is_open = cumulative[: reached + 1], False
+        target = uniform * (float(cumulative[-1]) if top_p < 1.0 else mass)
+        index = int(np.searchsorted(cumulative, target, side="right"))
+        if index < len(cumulative):
+            return int(ids[index])
+        if not is_open:
+            # Rounding put the draw at the very end of the mass: the last id that has any.
+            return int(ids[np.flatnonzero(np.diff(cumulative, prepend=0.0))[-1]])
+    raise AssertionError("the last prefix is the whole vocabulary, and never open")
 
 
-def _growing_prefixes(values: Floats) -> Iterator[tuple[Ids, bool]]:
+def _growing_prefixes(values: Floats) -> Iterator[Ids]:
     count = _FIRST_PREFIX
     while count < len(values):
-        ids = ordered_prefix(values, count)
-        yield ids, len(ids) == len(values)
+        yield ordered_prefix(values, count)
         count *= _GROWTH
-    yield ordered_prefix(values, len(values)), True
+    yield ordered_prefix(values, len(values))

@@ -13,6 +13,7 @@ Ties: the lowest id wins. Rows are addressed by request, and a row never sees an
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -20,45 +21,57 @@ from heddle.runner.draw import uniform
 from heddle.runner.logit_rules import apply_rules, has_rules
 from heddle.runner.logprobs import finite_rows, prompt_logprobs, token_logprobs, widen
 from heddle.runner.order import draw_token
-from heddle.step.batch import SampledToken, SampleSpec
+from heddle.step.batch import SampleSpec, TokenLogprobs
 
-__all__ = ["prompt_logprobs", "sample"]
+__all__ = ["Drawn", "prompt_logprobs", "sample"]
 
 
-def sample(logits: torch.Tensor, specs: Sequence[SampleSpec]) -> list[SampledToken]:
+class Drawn(NamedTuple):
+    """What one row of logits gave."""
+
+    token_id: int | None
+    """None when the row was not finite, or permitted no token."""
+    logprobs: TokenLogprobs | None
+    finite: bool
+    logits: bytes | None
+    """The raw row, little-endian in its own dtype, when asked for."""
+
+
+def sample(logits: torch.Tensor, specs: Sequence[SampleSpec]) -> list[Drawn]:
     """Choose one token per row.
 
     Args:
         logits: `[R, vocabulary]`, any floating dtype, any device; not modified.
         specs: how to choose, R of them.
     Returns:
-        One result per row, in order; `request_id` is the row's number, for the caller knows whose
-        row it is. A row with NaN or inf, or without any permitted token, has
-        `finite=False` and no
-        token: that request fails and the others go on.
+        One result per row, in order. A row with NaN or inf, or without any permitted token, has
+        `finite=False` and no token: that request fails and the others go on.
     """
     if len(specs) != logits.shape[0]:
         raise ValueError(f"{len(specs)} specs for {logits.shape[0]} rows of logits")
     if not specs:
         return []
     finite = finite_rows(logits).tolist()
-    # First maximum, hence the lowest id among ties; one call serves all rows without rules.
-    best = torch.argmax(logits, dim=-1).tolist()
+    best = _first_maxima(logits)
     return [
-        _sample_row(row, logits[row], spec, finite[row], best[row])
-        for row, spec in enumerate(specs)
+        _sample_row(logits[row], spec, finite[row], best[row]) for row, spec in enumerate(specs)
     ]
 
 
-def _sample_row(
-    number: int, row: torch.Tensor, spec: SampleSpec, is_finite: bool, best: int
-) -> SampledToken:
+def _first_maxima(logits: torch.Tensor) -> list[int]:
+    """The lowest id among the largest logits of each row; one call serves all plain rows."""
+    if logits.device.type != "cpu":
+        return [int(index) for index in torch.argmax(logits, dim=-1).tolist()]
+    # numpy also returns the first maximum, ten times as fast as torch on a CPU.
+    return [int(index) for index in widen(logits).detach().numpy().argmax(axis=-1)]
+
+
+def _sample_row(row: torch.Tensor, spec: SampleSpec, is_finite: bool, best: int) -> Drawn:
     token_id = _choose(row, spec, best) if is_finite else None
     logprobs = None
     if token_id is not None and spec.params.logprobs is not None:
         logprobs = token_logprobs(widen(row), token_id, spec.params.logprobs)
-    return SampledToken(
-        request_id=number,
+    return Drawn(
         token_id=token_id,
         logprobs=logprobs,
         finite=token_id is not None,

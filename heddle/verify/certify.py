@@ -2,7 +2,7 @@
 where not.
 
 The golden run has one rank, no cache reuse, and the whole prompt in one step. Each layout then runs
-the same prompts with its own chunks, its own pool and prefix reuse, and is fed golden's tokens.
+the same prompts in its own chunks, from its own pool, and is fed golden's tokens.
 """
 
 from __future__ import annotations

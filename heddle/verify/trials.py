@@ -71,13 +71,14 @@ def create_trials(
 def _of_world(
     world_size: int, asked: ParallelConfig, block_size: int, model: ModelConfig
 ) -> Sequence[ParallelConfig]:
-    """Every legal layout of a world; a forced exchange applies where context is sharded."""
+    """Every legal layout of a world; a forced exchange leaves those in which context is sharded."""
     layouts = legal_layouts(world_size, base=asked, block_size=block_size, model=model)
     if layouts:
         return layouts
-    degrees = replace(asked, tensor_parallel_size=world_size)
-    check(degrees, block_size=block_size, model=model)  # raises with the reasons
-    return (degrees,)
+    # No layout is left, so this one is refused too, and in words.
+    one_of_them = replace(asked, prefill_context_parallel_size=world_size)
+    check(one_of_them, block_size=block_size, model=model)
+    return (one_of_them,)
 
 
 def _strategies(layout: ParallelConfig, block_size: int) -> Iterator[ParallelConfig]:

@@ -40,9 +40,10 @@ def group_runs(runs: Sequence[HeadRun]) -> list[HeadGroup]:
     """Join runs while lanes and kv heads follow each other and lengths agree.
 
     Example:
-        >>> group_runs([HeadRun(0, 0, 3), HeadRun(1, 3, 6), HeadRun(2, 6, 8)])
-        [HeadGroup(kv_start=0, num_kv=2, start=0, run_lanes=3),
-         HeadGroup(kv_start=2, num_kv=1, start=6, run_lanes=2)]
+        >>> for group in group_runs([HeadRun(0, 0, 3), HeadRun(1, 3, 6), HeadRun(2, 6, 8)]):
+        ...     print(group)
+        HeadGroup(kv_start=0, num_kv=2, start=0, run_lanes=3)
+        HeadGroup(kv_start=2, num_kv=1, start=6, run_lanes=2)
     """
     groups: list[HeadGroup] = []
     for kv_index, start, end in runs:

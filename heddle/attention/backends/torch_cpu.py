@@ -102,7 +102,8 @@ def _attend_group(
         return
     for stretch in stretches:
         rows = slice(stretch.start, stretch.end)
-        yield rows, _attend_stretch(query[rows], key, value, stretch, scale)
+        picked = query if stretch.end - stretch.start == len(query) else query[rows]
+        yield rows, _attend_stretch(picked, key, value, stretch, scale)
 
 
 def _attend_stretch(

@@ -14,6 +14,7 @@ import os
 import signal
 import socket
 import sys
+import time
 import traceback
 from collections.abc import Sequence
 from multiprocessing.connection import wait
@@ -24,6 +25,7 @@ from heddle.engine.executors.launcher import STATUS, interpreter_command
 
 _NUM_DESCRIPTORS = 5
 _PARENT_CHECK_SECONDS = 1.0
+_ORPHAN_SECONDS = 0.3
 
 
 def serve(control_fd: int, method: str, warm_modules: Sequence[str]) -> NoReturn:
@@ -64,10 +66,18 @@ class _Server:
                 self._reap()
             if self._control in ready and not self._start_rank():
                 break
+        self._end_ranks()
+        os._exit(0)
+
+    def _end_ranks(self) -> None:
+        """Wait a moment for ranks to end by themselves, which lets them clean up; kill the rest."""
+        give_up = time.monotonic() + _ORPHAN_SECONDS
+        while self._status_of and time.monotonic() < give_up:
+            wait([self._wake_read], give_up - time.monotonic())
+            self._reap()
         for pid in self._status_of:
             os.kill(pid, signal.SIGKILL)  # not reaped yet, so the pid is still its own
             os.waitpid(pid, 0)
-        os._exit(0)
 
     def _start_rank(self) -> bool:
         """Serve one request; False when the driver is gone."""

@@ -6,20 +6,18 @@ its driver; then make signals, output and stack dumps the driver's; then serve.
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import logging
 import os
-import shutil
 import signal
 import socket
 import sys
-import threading
 import time
 from contextlib import suppress
 from typing import NoReturn
 
 from heddle.engine.executors.base import load_worker_factory
+from heddle.engine.executors.death import DeathWatch, die_with_parent
 from heddle.engine.executors.failure import failure_of
 from heddle.engine.executors.frames import BlockingChannel
 from heddle.engine.executors.messages import (
@@ -46,8 +44,8 @@ def run(channel: int, death: int, output: int, stacks: int) -> NoReturn:
         output: takes the place of stdout and stderr.
         stacks: file for stack dumps.
     """
-    watch = _DeathWatch(death)
-    _die_with_parent()
+    watch = DeathWatch(death)
+    die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt goes to the driver, which decides
     os.dup2(output, 1)
     os.dup2(output, 2)
@@ -68,7 +66,7 @@ def run(channel: int, death: int, output: int, stacks: int) -> NoReturn:
     os._exit(0)
 
 
-def _serve(messages: BlockingChannel[ToRank], watch: _DeathWatch) -> None:
+def _serve(messages: BlockingChannel[ToRank], watch: DeathWatch) -> None:
     start = messages.receive()
     if not isinstance(start, Start):
         return  # stopped before it began
@@ -100,33 +98,9 @@ def _serve(messages: BlockingChannel[ToRank], watch: _DeathWatch) -> None:
     world.destroy()
 
 
-def _die_with_parent() -> None:
-    """Let the kernel end this process with its launcher: works even while it is stopped."""
-    if sys.platform == "linux":
-        set_parent_death_signal = 1  # PR_SET_PDEATHSIG
-        ctypes.CDLL(None).prctl(set_parent_death_signal, int(signal.SIGKILL))
-
-
 def _set_up_process(start: Start) -> None:
     """Name the process, and let its log lines begin with their level: the driver adds the rest."""
     with suppress(OSError), open("/proc/self/comm", "w") as name:
         name.write(f"heddle-rank{start.global_rank}")
     logging.basicConfig(format="%(levelname)s %(message)s", level=logging.WARNING, force=True)
     logging.getLogger("heddle").setLevel(logging.INFO)
-
-
-class _DeathWatch:
-    """A thread that ends this process when the driver has died, whatever the main thread does."""
-
-    def __init__(self, death: int) -> None:
-        self.clean_up = ""
-        """Folder to remove then, or nothing."""
-        threading.Thread(
-            target=self._watch, args=(death,), name="heddle-death-watch", daemon=True
-        ).start()
-
-    def _watch(self, death: int) -> None:
-        os.read(death, 1)
-        if self.clean_up:
-            shutil.rmtree(self.clean_up, ignore_errors=True)
-        os._exit(1)

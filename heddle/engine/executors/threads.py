@@ -71,7 +71,7 @@ class ThreadsExecutor(ManagedExecutor):
     def _bring_up(self) -> None:
         from heddle.comm.threads import ThreadGroup  # loads torch
 
-        group = self._group = ThreadGroup(self.world_size)
+        group = self._group = ThreadGroup(self.world_size, self._resolved.step_timeout_seconds)
         factory = load_worker_factory(self._factory)
         for rank in range(self.world_size):
             self._tasks.append(queue.SimpleQueue())

@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from heddle.engine.progress import progress_bar
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_nothing_is_shown_without_a_terminal(
+    enabled: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with progress_bar(2, enabled=enabled) as advance:
+        advance()
+        advance()
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err) == ("", "")
+
+
+def test_switched_off_bar_loads_no_library() -> None:
+    code = (
+        "import sys; from heddle.engine.progress import progress_bar\n"
+        "with progress_bar(1, enabled=False) as advance: advance()\n"
+        "print('tqdm' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
