@@ -424,7 +424,7 @@ def test_rows_stored_twice_stop_the_step() -> None:
     parallel = ParallelConfig(prefill_context_parallel_size=2, decode_context_parallel_size=2)
     driver, _ = create(Doubling(resolved_config(parallel=parallel)), parallel=parallel)
     driver.add(ids(3, 4), greedy(5))
-    with pytest.raises(PlanMismatch, match=r"ranks \[0, 1\] stored rows"):
+    with pytest.raises(PlanMismatch, match=r"ranks \[0, 1\] wrote KV"):
         driver.step()
 
 
