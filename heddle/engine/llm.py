@@ -10,14 +10,11 @@ Thin by intent: `Driver` has the logic. No signal handlers are installed.
 from __future__ import annotations
 
 import dataclasses
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
-
-import psutil
 
 from heddle.config.engine import EngineConfig, ResolvedConfig
 from heddle.config.sampling import RequestOutputKind, SamplingParams
@@ -27,13 +24,11 @@ from heddle.engine.executors.base import RankProgress
 from heddle.engine.executors.create import create_executor
 from heddle.engine.executors.launch_info import LaunchInfo
 from heddle.engine.inputs import PromptInput, parse_prompt, split_prompts
+from heddle.engine.machine import resolve_here
 from heddle.engine.outputs import RequestMetrics, RequestOutput
 from heddle.engine.progress import progress_bar
 from heddle.engine.tokenizer import Tokenizer, load_tokenizer
 from heddle.errors import HeddleError, RequestError
-from heddle.layout.resolve import resolve
-from heddle.models.config_json import load_model_config
-from heddle.models.sources import resolve_model_path
 
 
 class LLM:
@@ -217,17 +212,9 @@ class LLM:
         launch: LaunchInfo | None = None,
         on_progress: RankProgress | None = None,
     ) -> None:
-        path = str(resolve_model_path(config.model))
-        resolved = resolve(
-            config,
-            load_model_config(path),
-            free_memory_bytes=int(psutil.virtual_memory().available),
-            num_cores=len(os.sched_getaffinity(0)),
-            ranks_on_host=None if launch is None else launch.local_world_size,
-            model_path=path,
-        )
+        resolved = resolve_here(config, launch)
         self._is_closed = False
-        self._tokenizer = load_tokenizer(path)
+        self._tokenizer = load_tokenizer(resolved.model_path)
         self._executor = create_executor(resolved, launch=launch, on_progress=on_progress)
         self._driver = Driver(resolved, self._executor, self._tokenizer)
         self._executor.start()  # last: nothing after it can fail and leave ranks behind

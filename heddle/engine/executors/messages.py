@@ -30,6 +30,12 @@ class Start(msgspec.Struct, frozen=True, tag=True):
     """Private folder in which the ranks find each other; empty once all are ready."""
 
 
+class Agreement(msgspec.Struct, frozen=True, tag=True):
+    """The configuration that all launched ranks run."""
+
+    resolved: ResolvedConfig
+
+
 class Step(msgspec.Struct, frozen=True, tag=True):
     """Run one step."""
 

@@ -6,6 +6,7 @@ the next message may take days; everything within a step has a limit.
 
 from __future__ import annotations
 
+import dataclasses
 import queue
 import threading
 import time
@@ -20,7 +21,7 @@ from heddle.config.engine import ResolvedConfig
 from heddle.engine.executors.base import load_worker_factory
 from heddle.engine.executors.frames import FrameDecoder, encode_frame
 from heddle.engine.executors.launch_info import LaunchInfo
-from heddle.engine.executors.messages import Ready, Reply, Step, Stop, ToRank
+from heddle.engine.executors.messages import Agreement, Ready, Reply, Step, Stop, ToRank
 from heddle.errors import CollectiveTimeout, HeddleError, RankFailed
 
 _T = TypeVar("_T")
@@ -50,8 +51,21 @@ class Seat:
             timeout_seconds=resolved.group_timeout_seconds,
             interface="lo" if on_one_host else None,
         )
-        self._worker = load_worker_factory(worker)(resolved, launch.rank, self._world, on_progress)
+        agreed = self._adopt(resolved)
+        self._worker = load_worker_factory(worker)(agreed, launch.rank, self._world, on_progress)
         self._is_usable = True
+
+    def _adopt(self, resolved: ResolvedConfig) -> ResolvedConfig:
+        """The driver's configuration, with what is this host's own.
+
+        Each process measured its own free memory; a pool of another size would not hold the blocks
+        that the driver hands out.
+        """
+        frame = encode_frame(Agreement(resolved)) if self._rank == 0 else None
+        agreement: Agreement = _decode(self._world.broadcast_bytes(frame), Agreement)
+        return dataclasses.replace(
+            agreement.resolved, model_path=resolved.model_path, num_threads=resolved.num_threads
+        )
 
     def receive(self) -> ToRank:
         """The driver's next message, however long it takes."""

@@ -95,7 +95,7 @@ def serve_rank(resolved: ResolvedConfig, launch: LaunchInfo, *, worker: str = RA
     """Be a rank other than 0; returns when the driver says so.
 
     Args:
-        resolved: the same as the driver's.
+        resolved: of the same layout as the driver's, which replaces what may differ between hosts.
         launch: of this process.
         worker: factory of the rank's worker.
     Raises:

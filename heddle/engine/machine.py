@@ -1,0 +1,51 @@
+"""A configuration meets this machine: the model is found, free memory and cores are measured."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+
+import psutil
+
+from heddle.config.engine import EngineConfig, ResolvedConfig
+from heddle.engine.executors.launch_info import LaunchInfo
+from heddle.layout.resolve import resolve
+from heddle.models.config_json import load_model_config
+from heddle.models.sources import resolve_model_path
+
+
+def resolve_here(config: EngineConfig, launch: LaunchInfo | None = None) -> ResolvedConfig:
+    """Replace every `auto`, once, for this machine.
+
+    Args:
+        config: what the user asked for.
+        launch: what a launcher told this process; with it, `auto` means the launched ranks.
+    Raises:
+        ConfigError, TopologyError: a setting or the layout is not legal.
+        ModelFileError, UnsupportedError: the model cannot be read or run.
+    """
+    if launch is not None and config.executor == "auto":
+        config = dataclasses.replace(config, executor="torchrun")
+    path = str(resolve_model_path(config.model))
+    return resolve(
+        config,
+        load_model_config(path),
+        free_memory_bytes=int(psutil.virtual_memory().available),
+        num_cores=len(os.sched_getaffinity(0)),
+        ranks_on_host=None if launch is None else launch.local_world_size,
+        model_path=path,
+    )
+
+
+def serve_launched_rank(config: EngineConfig, launch: LaunchInfo) -> None:
+    """Be one of the launched ranks other than 0; returns when the driver says so.
+
+    Args:
+        config: as the driver's.
+        launch: of this process.
+    Raises:
+        HeddleError: see `resolve_here` and `serve_rank`.
+    """
+    from heddle.engine.executors.torchrun import serve_rank  # imports torch
+
+    serve_rank(resolve_here(config, launch), launch)

@@ -1,0 +1,40 @@
+"""A configuration meets this machine."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from heddle.config import EngineConfig, ParallelConfig
+from heddle.engine.executors.launch_info import LaunchInfo
+from heddle.engine.machine import resolve_here
+from heddle.errors import ModelFileError, TopologyError
+from tests.support.tiny import build_tiny
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(build_tiny(tmp_path_factory.mktemp("machine"), "llama-8-2"))
+
+
+def test_one_rank_takes_the_cores_that_this_process_may_use(folder: str) -> None:
+    resolved = resolve_here(EngineConfig(model=folder))
+    assert resolved.num_threads == len(os.sched_getaffinity(0))
+    assert (resolved.executor, resolved.model_path) == ("inline", folder)
+
+
+def test_under_a_launcher_the_launched_ranks_are_used(folder: str) -> None:
+    launch = LaunchInfo(rank=1, world_size=2, local_world_size=2)
+    config = EngineConfig(model=folder, parallel=ParallelConfig(tensor_parallel_size=2))
+    assert resolve_here(config, launch).executor == "torchrun"
+    assert resolve_here(config).executor == "processes"
+
+
+def test_a_refused_layout_and_a_missing_model_are_refused_here(folder: str, tmp_path: Path) -> None:
+    config = EngineConfig(model=folder, parallel=ParallelConfig(tensor_parallel_size=16))
+    with pytest.raises(TopologyError, match="16"):
+        resolve_here(config)
+    with pytest.raises(ModelFileError, match="nowhere"):
+        resolve_here(EngineConfig(model=str(tmp_path / "nowhere")))
