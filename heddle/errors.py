@@ -1,18 +1,18 @@
 """Every error that Heddle raises on purpose, in one tree.
 
     HeddleError
-      ConfigError(ValueError)       a setting, or a combination of settings, is not legal
-        TopologyError               ... of tp, pcp, dcp, interleave or ranks; carries all reasons
-      UnsupportedError              legal, but this model, cache kind or backend cannot do it
-      ModelFileError(ValueError)    a model file is missing, truncated, or not what was expected
-      RequestError(ValueError)      one request is refused or has failed; the engine goes on
-        PromptTooLong               the prompt exceeds the window or the whole KV pool
-      KVCacheFull                   no block now; the scheduler answers by preempting
-      LayoutMismatch                an object made for one KV layout met another
-      PlanMismatch                  ranks or plan disagree about a step; nothing of it is emitted
-      NumericsError                 NaN or inf where visible keys promised a finite value
-      RankFailed                    a rank raised, died or missed its deadline
-        CollectiveTimeout           a collective did not end before its deadline
+      ConfigError(ValueError)                 a setting, or a combination, is not legal
+        TopologyError                         ... of tp, pcp, dcp, interleave or ranks
+      UnsupportedError(NotImplementedError)   legal, but this model, cache or backend cannot
+      ModelFileError(ValueError)              a model file is missing, truncated or unexpected
+      RequestError(ValueError)                one request is refused or failed; others go on
+        PromptTooLong                         the prompt exceeds the window or the whole KV pool
+      KVCacheFull                             no block now; the scheduler preempts
+      LayoutMismatch                          an object made for one KV layout met another
+      PlanMismatch                            ranks or plan disagree about a step
+      NumericsError                           NaN or inf where keys promised a finite value
+      RankFailed                              a rank raised, died or missed its deadline
+        CollectiveTimeout                     a collective did not end before its deadline
 
 A message gives the value, the rule and the nearest legal choices, in that order.
 """

@@ -57,7 +57,8 @@ class TravellingContext:
         width = kind.stored(kind.rows)[1].shape[-1]
         state = AttentionState.nil((*query.shape[:2], width), dtype=self.resources.partial_dtype)
         for rows, slots in self.parts:
-            key, value = kind.stored(self.resources.store.read(layer, slots))
+            stored = self.resources.store.read(layer, slots).to(query.dtype)
+            key, value = kind.stored(stored)
             found = self.resources.backend.attend(
                 query.index_select(0, rows),
                 key,
@@ -101,7 +102,7 @@ class StayingContext:
             for piece, rows in self._pieces(layer, chunk, sends, gathered):
                 if piece.start == piece.end:
                     continue
-                key, value = kind.expand(rows)
+                key, value = kind.expand(rows.to(query.dtype))
                 state = self.resources.backend.attend(
                     query[piece.start : piece.end], key, value, runs, len(rows), kind.scale
                 )

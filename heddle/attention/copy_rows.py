@@ -47,7 +47,8 @@ class CopyRows:
         """Each request's rows against its own local keys."""
         states = []
         for part, slots in zip(self.step.copy_parts, self.keys, strict=True):
-            key, value = kind.stored(self.resources.store.read(layer, slots))
+            stored = self.resources.store.read(layer, slots).to(query.dtype)
+            key, value = kind.stored(stored)
             rows = query[part.start : part.end]
             states.append(
                 self.resources.backend.attend(rows, key, value, runs, part.visible, kind.scale)

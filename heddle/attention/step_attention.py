@@ -80,14 +80,16 @@ class RankAttention:
             layer: index of the layer.
             rows: `[M, Ks, W]`, this rank's own new rows.
         Returns:
-            `[T_distributed, Ks, W]`: all distributed rows of the step, in global order.
+            `[T_distributed, Ks, W]`: all distributed rows of the step, in global order, as the
+            cache will give them back: a narrow cache rounds once, for every layout alike.
         """
         resources, num_copy = self.resources, self.step.num_copy
+        dtype, rows = rows.dtype, rows.to(resources.store.dtype)
         pcp = resources.groups.pcp
         if pcp.world_size == 1 or self.step.num_distributed == 0:
             resources.store.write(layer, self.write, rows)
-            return rows[num_copy:].index_select(0, self.distributed_order)
+            return rows[num_copy:].index_select(0, self.distributed_order).to(dtype)
         gathered = pcp.all_gather(rows[num_copy:].contiguous()).flatten(0, 1)  # [P*n, Ks, W]
         seen = torch.cat((rows[:num_copy], gathered)) if num_copy else gathered
         resources.store.write(layer, self.write, seen)
-        return gathered.index_select(0, self.distributed_order)
+        return gathered.index_select(0, self.distributed_order).to(dtype)

@@ -70,6 +70,7 @@ class KVStore:
         device: torch.device,
     ) -> None:
         self.block_size = block_size
+        self.dtype = dtype
         shape = (num_blocks * block_size, num_heads, row_width)
         # Never touched pages stay uncommitted, so a large pool costs only what is written.
         self.layers = [torch.empty(shape, dtype=dtype, device=device) for _ in range(num_layers)]
@@ -102,12 +103,12 @@ class KVStore:
         Args:
             layer: index of the layer.
             write: from `SlotWrite.of`.
-            rows: `[R, Ks, W]`, every row this rank sees in the step.
+            rows: `[R, Ks, W]`, every row this rank sees in the step, in the dtype of the cache.
         """
         if len(write.slots) == 0:
             return
         kept = rows if write.rows is None else rows.index_select(0, write.rows)
-        self.layers[layer].index_copy_(0, write.slots, kept.to(self.layers[layer].dtype))
+        self.layers[layer].index_copy_(0, write.slots, kept)
 
     def copy_blocks(
         self, copies: Sequence[BlockCopy], layouts: Sequence[KVLayout], rank: int

@@ -121,12 +121,15 @@ class KVCacheManager:
         A copy needs its source besides the sequence's own blocks; in a full pool it is given up.
         """
         for candidate in (hit, hit.without_copy()) if hit.num_copied else (hit,):
-            sources = (candidate.copy_source,) if candidate.num_copied else ()
-            idle = sum(not self._pool.references(b) for b in (*candidate.blocks, *sources))
-            missing = self.layout.num_virtual_blocks(num_tokens) - len(candidate.blocks)
-            if missing <= self._pool.num_available - idle:
+            if self.start_cost(candidate, num_tokens) <= self.num_available_blocks:
                 return candidate
         return None
+
+    def start_cost(self, hit: PrefixHit, num_tokens: int) -> int:
+        """Available blocks that a start would use up: new ones, and hit ones that nobody owns."""
+        sources = (hit.copy_source,) if hit.num_copied else ()
+        unowned = sum(not self._pool.references(block) for block in (*hit.blocks, *sources))
+        return self.layout.num_virtual_blocks(num_tokens) - len(hit.blocks) + unowned
 
     def start(self, chain: BlockChain, hit: PrefixHit, num_tokens: int) -> None:
         """Give a chain the hit's blocks and new ones for `num_tokens` tokens in all.

@@ -67,7 +67,7 @@ class Request:
     num_lost_tokens: int = 0
     """Computed tokens given up by preemptions."""
     num_overtakes: int = 0
-    """Requests that passed it while it waited for blocks."""
+    """Requests that ever passed it while it waited for blocks."""
     chain: BlockChain = field(default_factory=lambda: BlockChain(root=b""))
     token_ids: list[int] = field(init=False)
     """Prompt and outputs in one list, so that a slice costs its own length."""

@@ -201,13 +201,12 @@ class Scheduler:
         name = f"request {head.request_id}"
         if len(self._running) >= self._max_running:
             return f"{name} waits for a seat: {len(self._running)} of {self._max_running} run"
-        hit = self._lookup(head)
-        if self._cache.fitting(hit, self._start_need(head)) is None:
-            blocks = self._cache.layout.num_virtual_blocks(self._start_need(head))
+        cache = self._cache
+        cost = cache.start_cost(self._lookup(head).without_copy(), self._start_need(head))
+        if cost > cache.num_available_blocks:
             return (
-                f"{name} waits for blocks: needs {blocks - len(hit.blocks)} of "
-                f"{self._cache.virtual_block_size} tokens, {self._cache.num_available_blocks} of "
-                f"{self._cache.num_usable_blocks} free"
+                f"{name} waits for blocks: needs {cost} of {cache.virtual_block_size} tokens, "
+                f"{cache.num_available_blocks} of {cache.num_usable_blocks} free"
             )
         partial = sum(r.num_uncomputed_tokens > 1 for r in self._running)
         if partial >= self._config.max_num_partial_prefills:
@@ -291,7 +290,6 @@ class Scheduler:
             request.no_hit_reason = hit.explain()
         self._cache.start(request.chain, hit, request.num_tokens)
         request.num_computed_tokens = hit.num_tokens
-        request.num_overtakes = 0
         request.status = RequestStatus.RUNNING
         self._waiting.remove(request)
         insort(self._running, request, key=_arrival)

@@ -70,6 +70,7 @@ class _Scheduler:
         self.stored_heads = topology.heads.num_stored_kv_heads(mesh.slice_of(coord.tp))
         self.lanes = topology.heads.lanes
         self.dtype = topology.dtype
+        self.kv_dtype = topology.kv_cache_dtype
         self.partial_dtype = "float64" if topology.dtype == "float64" else "float32"
 
     def run(self) -> Schedule:
@@ -89,7 +90,7 @@ class _Scheduler:
         n = self.plan.rows.num_distributed
         if self.pcp > 1 and n > 0:
             shape = (n, self.stored_heads, self.model.stored_row_width)
-            yield Collective("all_gather", "pcp", shape, self.dtype)
+            yield Collective("all_gather", "pcp", shape, self.kv_dtype)
 
     def _copy(self) -> Iterator[Collective]:
         rows = self.plan.rows.num_copy
@@ -112,7 +113,7 @@ class _Scheduler:
         for chunk in self.plan.context_chunks:
             width = self.model.stored_row_width
             shape = (chunk.padded_local_rows, self.stored_heads, width)
-            yield Collective("all_gather", "dcp", shape, self.dtype)
+            yield Collective("all_gather", "dcp", shape, self.kv_dtype)
 
     def _partials_return(self, exchange: str, rows: int, own_rows: int) -> Iterator[Collective]:
         """The way back of partials over `rows` gathered rows, of which a rank wants `own_rows`."""

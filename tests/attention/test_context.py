@@ -20,7 +20,9 @@ AROUND_A_WORKSPACE = [(23, 5), (24, 5), (25, 5), (49, 5)]
 
 @pytest.mark.parametrize("workspace", [2, 3, 23, 24, 25, 48, 400])
 def test_no_cliff_at_any_workspace(workspace: int) -> None:
-    topology = dataclasses.replace(make_topology((1, 2, 2), workspace=workspace), dtype="float64")
+    topology = dataclasses.replace(
+        make_topology((1, 2, 2), workspace=workspace), dtype="float64", kv_cache_dtype="float64"
+    )
     batch = make_batch(topology, AROUND_A_WORKSPACE)
     truth = gqa_truth(topology, batch, torch.float64)
     assert worst_error(topology, batch, truth, call_gqa, "reference") <= 1e-12
@@ -32,7 +34,9 @@ def test_no_cliff_at_any_workspace(workspace: int) -> None:
 @pytest.mark.parametrize("sizes", [(1, 2, 2), (2, 2, 4), (4, 2, 2), (1, 4, 2)], ids=str)
 def test_travelling_queries_equal_travelling_keys(sizes: tuple[int, int, int], merge: str) -> None:
     topology = dataclasses.replace(
-        make_topology(sizes, context_exchange="gather_q", merge_exchange=merge), dtype="float64"
+        make_topology(sizes, context_exchange="gather_q", merge_exchange=merge),
+        dtype="float64",
+        kv_cache_dtype="float64",
     )
     lengths = [(0, 9), (1, 8), (3, 17), (40, 8)]
     batch = make_batch(topology, lengths)

@@ -22,7 +22,9 @@ def test_each_row_of_a_request_has_its_own_bound(
 ) -> None:
     """Positions 5 to 7 on an interleave of 2: counting back from the last bound would be wrong."""
     topology = dataclasses.replace(
-        make_topology(sizes, interleave=2, copy_exchange=exchange), dtype="float64"
+        make_topology(sizes, interleave=2, copy_exchange=exchange),
+        dtype="float64",
+        kv_cache_dtype="float64",
     )
     lengths = [(5, min(3, 2 * sizes[1] - 1)), (0, 1), (12, 1), (1, 1)]
     batch = make_batch(topology, lengths)

@@ -22,6 +22,7 @@ def test_a_split_of_any_length_equals_dense(pcp_size: int, new: int) -> None:
     topology = dataclasses.replace(
         make_topology((1, pcp_size, pcp_size)),
         dtype="float64",
+        kv_cache_dtype="float64",
         row_policy=lambda index, num_rows, size: RowRequest(num_rows, RowClass.SPLIT),
     )
     batch = make_batch(topology, [(0, new), (7, new)])

@@ -29,7 +29,7 @@ from tests.support.batches import make_batch, make_topology, request_lengths, to
 @settings(max_examples=120)
 @given(topologies(), request_lengths)
 def test_gqa_equals_dense(topology: Topology, lengths: list[tuple[int, int]]) -> None:
-    topology = dataclasses.replace(topology, dtype="float64")
+    topology = dataclasses.replace(topology, dtype="float64", kv_cache_dtype="float64")
     batch = make_batch(topology, lengths)
     truth = gqa_truth(topology, batch, torch.float64)
     assert worst_error(topology, batch, truth, call_gqa, "reference") <= 1e-12
@@ -46,7 +46,10 @@ def test_any_mix_of_row_classes_equals_dense(
         for _, new in lengths
     ]
     topology = dataclasses.replace(
-        topology, dtype="float64", row_policy=lambda index, num_rows, pcp_size: choices[index]
+        topology,
+        dtype="float64",
+        kv_cache_dtype="float64",
+        row_policy=lambda index, num_rows, pcp_size: choices[index],
     )
     batch = make_batch(topology, lengths)
     truth = gqa_truth(topology, batch, torch.float64)
@@ -80,7 +83,9 @@ def test_mla_equals_dense_in_both_forms(topology: Topology, lengths: list[tuple[
 def test_an_empty_rank_joins_and_changes_nothing(length: int) -> None:
     """Fewer cached tokens than ranks: some shards are empty, and their NaN must not travel."""
     topology = dataclasses.replace(
-        make_topology((1, 4, 4), interleave=2, context_exchange="gather_q"), dtype="float64"
+        make_topology((1, 4, 4), interleave=2, context_exchange="gather_q"),
+        dtype="float64",
+        kv_cache_dtype="float64",
     )
     batch = make_batch(topology, [(length, 9), (length, 1)])
     truth = gqa_truth(topology, batch, torch.float64)

@@ -93,6 +93,28 @@ def test_literal_draws() -> None:
     assert draw(0.999, top_k=2, top_p=0.6) == 2
 
 
+@pytest.mark.parametrize("top_p", [1.0, 0.95, 0.4])
+@pytest.mark.parametrize("uniform", [0.01, 0.3, 0.55, 0.8, 0.999])
+def test_flat_rows_are_decided_far_down_the_order(uniform: float, top_p: float) -> None:
+    # Nearly equal masses: the draw lies far beyond any short prefix.
+    row = (np.random.default_rng(1).permutation(700) * -1e-3).tolist()
+    found = draw_token(np.array(row), top_k=0, top_p=top_p, min_p=0.0, uniform=uniform)
+    assert found == reference_draw(row, 0, top_p, 0.0, uniform)
+
+
+def test_top_k_keeps_exactly_k_of_equal_logits() -> None:
+    row = np.zeros(200)
+    assert draw_token(row, top_k=2, top_p=1.0, min_p=0.0, uniform=0.999) == 1
+    assert draw_token(row, top_k=150, top_p=1.0, min_p=0.0, uniform=0.999) == 149
+
+
+def test_mass_must_exceed_the_draw() -> None:
+    # Two equal masses: the first one reaches exactly one half, but does not exceed it.
+    row = np.zeros(2)
+    assert draw_token(row, top_k=0, top_p=1.0, min_p=0.0, uniform=0.5 - 2**-53) == 0
+    assert draw_token(row, top_k=0, top_p=1.0, min_p=0.0, uniform=0.5) == 1
+
+
 def test_no_permitted_id_gives_none() -> None:
     row = np.full(100, -np.inf)
     assert draw_token(row, top_k=0, top_p=1.0, min_p=0.0, uniform=0.5) is None

@@ -215,7 +215,9 @@ def mla_case(topology: Topology) -> tuple[Topology, UpProjections]:
         torch.randn(model.num_query_heads, NOPE, LATENT, generator=generator, dtype=wide),
         torch.randn(model.num_query_heads, LATENT, VALUE, generator=generator, dtype=wide),
     )
-    return dataclasses.replace(topology, model=model, heads=heads, dtype="float64"), ups
+    return dataclasses.replace(
+        topology, model=model, heads=heads, dtype="float64", kv_cache_dtype="float64"
+    ), ups
 
 
 def mla_truth(topology: Topology, batch: GlobalBatch, ups: UpProjections) -> Truth:

@@ -39,7 +39,7 @@ def blocked(
         scale: of the scores.
 
     Returns:
-        lse `[R, Kg, G]`; nil for rows that see nothing.
+        lse `[R, Kg * G]`; nil for rows that see nothing.
     """
     dtype = accumulation_dtype(query.dtype, key.dtype, value.dtype)
     scaled = query.to(dtype) * scale
@@ -68,8 +68,8 @@ def _blocked_rows(
         part = _dense(folded, key[start:end], value[start:end], sees)
         state = part if start == 0 else merge([state, part], strict=False)
     return AttentionState(
-        state.out.view(heads, rows, lanes, -1).transpose(0, 1),
-        state.lse.view(heads, rows, lanes).transpose(0, 1),
+        state.out.view(heads, rows, lanes, -1).transpose(0, 1).flatten(1, 2),
+        state.lse.view(heads, rows, lanes).transpose(0, 1).flatten(1, 2),
     )
 
 

@@ -18,7 +18,7 @@ from heddle.attention.state import AttentionState, merge
 
 _kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
-SPLIT_KEYS = 2048
+SPLIT_KEYS = 8192
 """Few rows over at least so many keys are cut along the keys, to give every thread a share."""
 SPLIT_MAX_ROWS = 8
 SPLIT_PARTS = 4
@@ -37,14 +37,14 @@ def flash(
         is_causal: row i sees keys [0, i + 1).
 
     Returns:
-        lse `[R, Kg, G]`; None where the answer of the kernel cannot be trusted.
+        lse `[R, Kg * G]`; None where the answer of the kernel cannot be trusted.
     """
     if not is_causal and key.shape[0] >= SPLIT_KEYS and query.shape[0] <= SPLIT_MAX_ROWS:
         return _flash_split(query, key, value, scale)
     if query.shape[0] == 1:
         # Lanes of a group take the place of rows: views of the inputs are views for the kernel.
         out, lse = _kernel(query, _batched(key), _batched(value), scale=scale)
-        return None if _is_doubtful(lse) else AttentionState(out, lse)
+        return None if _is_doubtful(lse) else AttentionState(out.flatten(1, 2), lse.flatten(1, 2))
     out, lse = _kernel(
         query.permute(1, 2, 0, 3),  # [Kg, G, R, D]
         _repeated(key, query.shape[2]),
@@ -54,11 +54,11 @@ def flash(
     )
     if _is_doubtful(lse):
         return None
-    return AttentionState(out.permute(2, 0, 1, 3), lse.permute(2, 0, 1))
+    return AttentionState(out.permute(2, 0, 1, 3).flatten(1, 2), lse.permute(2, 0, 1).flatten(1, 2))
 
 
 def _is_doubtful(lse: torch.Tensor) -> bool:
-    return bool((lse == 0).any())
+    return not bool(lse.all())
 
 
 def _batched(rows: torch.Tensor) -> torch.Tensor:
@@ -93,6 +93,6 @@ def _flash_split(
         return None
     whole = merge(AttentionState(out, lse), strict=False)
     return AttentionState(
-        whole.out.view(heads, rows, lanes, width).transpose(0, 1),
-        whole.lse.view(heads, rows, lanes).transpose(0, 1),
+        whole.out.view(heads, rows, lanes, width).transpose(0, 1).flatten(1, 2),
+        whole.lse.view(heads, rows, lanes).transpose(0, 1).flatten(1, 2),
     )

@@ -61,8 +61,7 @@ class TorchBackend:
             parts = (group.queries(query), group.heads(key), group.heads(value))
             lanes = slice(group.start, group.end)
             for rows, state in _attend_group(*parts, lengths, stretches, scale):
-                flat = AttentionState(state.out.flatten(1, 2), state.lse.flatten(1, 2))
-                pieces.append((rows, lanes, flat))
+                pieces.append((rows, lanes, state))
         if len(pieces) == 1 and pieces[0][2].lse.shape == query.shape[:2]:
             return pieces[0][2]
         dtype = accumulation_dtype(query.dtype, key.dtype, value.dtype)
@@ -86,7 +85,7 @@ def _attend_group(
     stretches: Sequence[Stretch] | None,
     scale: float,
 ) -> Iterator[tuple[slice, AttentionState]]:
-    """States `[rows, Kg, G]` of one head group, for all rows that see a key.
+    """States `[rows, Kg * G]` of one head group, for all rows that see a key.
 
     Args:
         query: `[R, Kg, G, Dq]`.

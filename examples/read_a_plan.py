@@ -1,0 +1,59 @@
+"""Read the plan of a step: what every rank agrees on before the first collective.
+
+The batch: a prompt in its second chunk (16 new rows after 24 cached) beside a decoding request.
+"""
+
+from __future__ import annotations
+
+from heddle.config import ModelConfig, RopeConfig
+from heddle.layout.heads import HeadLayout
+from heddle.layout.mesh import Mesh
+from heddle.step.batch import GlobalBatch, ScheduledRequest
+from heddle.step.plan import plan
+from heddle.step.topology import Topology
+
+MODEL = ModelConfig(
+    architecture="LlamaForCausalLM", vocab_size=128, hidden_size=64, intermediate_size=128,
+    num_layers=2, num_query_heads=8, num_kv_heads=2, head_dim=8, max_position_embeddings=512,
+    rms_norm_eps=1e-5, rope=RopeConfig(), tie_word_embeddings=True,
+)  # fmt: skip
+MESH = Mesh(tp_size=2, pcp_size=2, dcp_size=2)
+TOPOLOGY = Topology(
+    mesh=MESH,
+    heads=HeadLayout(num_query_heads=8, num_kv_heads=2, tp_size=2, slice_size=MESH.slice_size),
+    model=MODEL,
+    interleave_size=2,
+    block_size=4,
+    dtype="float32",
+    kv_cache_dtype="float32",
+    copy_exchange="ag_ar",
+    context_exchange="gather_kv",
+    merge_exchange="ag_rs",
+    context_workspace_tokens=16,
+)
+
+
+def request(number: int, rows: int, cached: int, blocks: tuple[int, ...]) -> ScheduledRequest:
+    return ScheduledRequest(
+        request_id=number,
+        token_ids=tuple(range(rows)),
+        num_computed_tokens=cached,
+        block_table=blocks,
+        layout_fingerprint=TOPOLOGY.fingerprint(),
+    )
+
+
+def main() -> None:
+    prompt, decoding = request(0, 16, 24, (1, 2, 3, 4, 5)), request(1, 1, 9, (6, 7))
+    step_plan = plan(GlobalBatch(epoch=0, step=7, requests=(prompt, decoding)), TOPOLOGY)
+    print("classes:", [row_class.value for row_class in step_plan.classes])
+    for reason in step_plan.reasons:
+        print("chosen:", reason)
+    for chunk in step_plan.context_chunks:
+        pieces = [f"request {p.request} [{p.start}, {p.end})" for p in chunk.pieces]
+        print(f"context chunk of {chunk.padded_local_rows} rows per rank:", ", ".join(pieces))
+    print(f"digest: {step_plan.digest:#018x}")
+
+
+if __name__ == "__main__":
+    main()

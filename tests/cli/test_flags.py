@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from heddle.cli.flags import (
+    ENGINE_FLAGS,
+    LAYOUT_FLAGS,
+    add_engine_flags,
+    add_layout_flags,
+    command_parser,
+    engine_arguments,
+    layout_config,
+)
+from heddle.cli.output import Output
+from heddle.config import CacheConfig, EngineConfig, ParallelConfig, SchedulerConfig
+from heddle.engine.args import engine_config
+
+ALL_FLAGS = LAYOUT_FLAGS + ENGINE_FLAGS
+
+
+def parse(*words: str):
+    parser = command_parser("try", "for tests", {}, Output())
+    add_layout_flags(parser)
+    add_engine_flags(parser)
+    return parser.parse(words)
+
+
+def test_no_flags_are_the_defaults_of_the_config():
+    assert engine_config("demo", **engine_arguments(parse())) == EngineConfig(model="demo")
+    assert layout_config(parse()) == ParallelConfig()
+
+
+def other_value(flag):
+    """A word that is not the default, and the value it stands for."""
+    default = {f.name: f.default for f in dataclasses.fields(flag.config)}[flag.field]
+    if flag.choices:
+        word = next(word for word in flag.choices if word != default)
+        return word, word
+    if flag.convert is str:
+        return "float64", "float64"
+    value = flag.convert("7")
+    return "7", value
+
+
+@pytest.mark.parametrize(
+    "flag", [flag for flag in ALL_FLAGS if flag.action is None], ids=lambda flag: flag.names[0]
+)
+def test_a_flag_sets_its_field_and_no_other(flag):
+    word, value = other_value(flag)
+    for name in flag.names:
+        found = engine_config("demo", **engine_arguments(parse(name, word)))
+        section = {
+            ParallelConfig: found.parallel,
+            CacheConfig: found.cache,
+            SchedulerConfig: found.scheduler,
+            EngineConfig: found,
+        }[flag.config]
+        assert getattr(section, flag.field) == value
+        restored = dataclasses.replace(
+            section, **{flag.field: flag.config.__dataclass_fields__[flag.field].default}
+        )
+        default = EngineConfig(model="demo")
+        expected = {
+            ParallelConfig: default.parallel,
+            CacheConfig: default.cache,
+            SchedulerConfig: default.scheduler,
+            EngineConfig: default,
+        }[flag.config]
+        assert restored == expected
+
+
+def test_switches_have_both_directions():
+    assert engine_config("demo", **engine_arguments(parse("--dcp-q-replicate"))).parallel == (
+        ParallelConfig(dcp_q_replicate=True)
+    )
+    off = engine_config("demo", **engine_arguments(parse("--no-enable-prefix-caching")))
+    assert off.cache == CacheConfig(enable_prefix_caching=False)
+    both = parse("--no-enable-prefix-caching", "--enable-prefix-caching")
+    assert engine_config("demo", **engine_arguments(both)).cache == CacheConfig()
+
+
+def test_sizes_take_suffixes_and_auto():
+    found = engine_config(
+        "demo", **engine_arguments(parse("--max-model-len", "auto", "--kv-cache-memory-bytes=1G"))
+    )
+    assert found.max_model_len is None
+    assert found.cache.kv_cache_memory_bytes == 2**30
+
+
+def test_every_flag_has_a_help_text():
+    parser = command_parser("try", "for tests", {}, Output())
+    add_layout_flags(parser)
+    add_engine_flags(parser)
+    assert len(parser.flags) > 30
+    for action in parser.flags.values():
+        assert action.help
+        assert len(action.help.split()) >= 4

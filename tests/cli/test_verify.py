@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from heddle.cli.main import main
+
+
+def verify(capsys, *words):
+    code = main(["verify", *map(str, words), "--max-tokens", "2", "--max-model-len", "64"])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_a_sweep_certifies_every_layout_of_the_world(tiny_folder, capsys):
+    code, out, err = verify(capsys, tiny_folder, "--world", 2, "--json")
+    assert code == 0
+    document = json.loads(out)
+    assert document["ok"] is True
+    assert len(document["layouts"]) == 4
+    for layout in document["layouts"]:
+        assert {
+            "tp",
+            "pcp",
+            "dcp",
+            "interleave",
+            "block_size",
+            "exchange",
+            "max_abs_logit_diff",
+            "tokens_equal",
+            "near_ties",
+        } <= set(layout)
+        assert layout["tokens_equal"] is True
+    assert err.count("layout ") == 4
+
+
+def test_a_layout_of_ones_own_is_certified_alone(tiny_folder, capsys):
+    layout = ["-tp", 2, "-dcp", 2, "--dcp-comm-backend", "a2a", "--executor", "threads"]
+    code, out, _ = verify(capsys, tiny_folder, *layout)
+    assert code == 0
+    assert "ok: 1 layouts equal one rank" in out
+    assert "a2a" in out
+
+
+def test_a_difference_is_exit_1_and_named(tiny_folder, capsys, monkeypatch):
+    from heddle.verify import oracles
+
+    monkeypatch.setitem(oracles.RELATIVE_TOLERANCE, "float32", 0.0)
+    code, out, _ = verify(capsys, tiny_folder, "-pcp", 2, "-dcp", 2, "--executor", "threads")
+    assert code == 1
+    assert "failed: 1 of 1 layouts; first tp 1 pcp 2 dcp 2: logits beyond the tolerance" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--world", 2, "-tp", 2], "--world and a layout are both given"),
+        (["--world", 0], "at least 1 rank"),
+        (["-tp", 2, "-dcp", 3], "decode_context_parallel_size=3"),
+        (["--world", 1, "--dcp-comm-backend", "a2a"], "dcp_comm_backend=a2a"),
+    ],
+)
+def test_what_cannot_be_certified_is_exit_2(tiny_folder, capsys, words, message):
+    code, out, err = verify(capsys, tiny_folder, *words)
+    assert (code, out) == (2, "")
+    assert message in err

@@ -1,0 +1,242 @@
+"""Process ranks over gloo: the same bits as thread ranks, and every loss of a peer in words."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from multiprocessing.connection import Connection, wait
+
+import pytest
+import torch
+
+from heddle.comm.threads import ThreadGroup
+from heddle.comm.torch_group import create_torch_world
+from heddle.errors import RankFailed, TopologyError
+
+pytestmark = pytest.mark.dist
+
+DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int32, torch.int64]
+SHAPES = [(), (5,), (2, 0), (3, 2)]
+# Every dtype, every shape, not their product: a call between processes takes milliseconds.
+MANY = [*zip(DTYPES, SHAPES + SHAPES, strict=False), (torch.int64, (3, 2))]
+FEW = [(torch.bfloat16, (3, 2)), (torch.int64, (5,))]
+LIMIT_SECONDS = 5.0
+
+
+def rank_main(body, rank, size, path, pipe: Connection):
+    try:
+        world = create_torch_world(
+            rank=rank,
+            world_size=size,
+            store_path=path,
+            timeout_seconds=LIMIT_SECONDS,
+            interface="lo",
+        )
+        result = body(world)
+        world.destroy()
+        world.destroy()
+    except Exception as error:
+        result = error
+    pipe.send(result)
+
+
+def run_processes(body, size, folder):
+    """Results of `body(world)` on each rank: values, exceptions, or None for a rank that died."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "heddle.comm.torch_group"])
+    ranks = []
+    for rank in range(size):
+        near, far = context.Pipe(duplex=False)
+        process = context.Process(
+            target=rank_main, args=(body, rank, size, str(folder / "store"), far), daemon=True
+        )
+        process.start()
+        far.close()
+        ranks.append((process, near))
+    results = []
+    for process, pipe in ranks:
+        wait([pipe, process.sentinel], timeout=30)
+        try:
+            results.append(pipe.recv() if pipe.poll() else None)
+        except EOFError:
+            results.append(None)
+        process.join(10)
+        assert not process.is_alive()
+    return results
+
+
+def packed(tensor):
+    """Everything that makes two tensors equal bit for bit."""
+    flat = tensor.contiguous().view(-1).view(torch.uint8)
+    return str(tensor.dtype), tuple(tensor.shape), flat.numpy().tobytes()
+
+
+def all_calls(world):
+    """Moves and sums over groups in every kind of order, for all dtypes and shapes."""
+    groups = [
+        (world.group("tp", [[0, 1, 2]]), FEW),
+        (world.group("dcp", [[2, 0, 1]]), MANY),
+        (world.group("pcp", [[1], [2, 0]]), FEW),
+    ]
+    moves, sums, reduced = [], [], []
+    for group, cases in groups:
+        for dtype, shape in cases:
+            generator = torch.Generator().manual_seed(10 * len(moves) + world.global_rank)
+            size = group.world_size
+            block = (torch.randn((size, *shape), generator=generator) * 50).to(dtype)
+            moves.append(packed(group.all_gather(block[0])))
+            moves.append(packed(group.all_to_all(block)))
+            # A view that is not contiguous travels as its values.
+            moves.append(packed(group.all_gather(block.expand(2, *block.shape).movedim(0, -1))))
+            sums.append(packed(group.reduce_scatter(block)))
+            reduced.append(packed(group.all_reduce(block)))
+    return moves, sums, reduced, [group.rank for group, _ in groups]
+
+
+def test_moves_and_scattered_sums_equal_thread_ranks_bit_for_bit(tmp_path):
+    threads = ThreadGroup(3).run(all_calls)
+    processes = run_processes(all_calls, 3, tmp_path)
+    assert len(threads[0][0]) == 3 * (len(MANY) + 2 * len(FEW))
+    for thread, process in zip(threads, processes, strict=True):
+        assert process[:2] == thread[:2]
+        assert process[3] == thread[3]
+    # All-reduce: gloo chooses its own order of adding, but ranks agree, and integers are exact.
+    shared = len(FEW) + len(MANY)  # the calls of all three ranks together
+    assert processes[0][2][:shared] == processes[1][2][:shared] == processes[2][2][:shared]
+    for mine, theirs in zip(processes[0][2], threads[0][2], strict=True):
+        assert mine[:2] == theirs[:2]
+        dtype = getattr(torch, mine[0].removeprefix("torch."))
+        if mine[2] and dtype.is_floating_point:
+            left, right = (torch.frombuffer(bytearray(x[2]), dtype=dtype) for x in (mine, theirs))
+            eps = torch.finfo(dtype).eps
+            torch.testing.assert_close(left, right, rtol=2 * eps, atol=200 * eps)
+        else:
+            assert mine == theirs
+
+
+def talk(world):
+    heard = [
+        world.broadcast_bytes(b"plan \x00\xff" if world.global_rank == 0 else None),
+        world.broadcast_bytes(b"" if world.global_rank == 0 else None),
+        world.broadcast_bytes(b"back" if world.global_rank == 1 else None, src=1),
+    ]
+    gathered = world.all_gather_bytes(b"\x00" * world.global_rank), world.all_gather_bytes(b"")
+    return heard, *gathered
+
+
+def test_bytes_reach_every_rank_unchanged(tmp_path):
+    heard = [b"plan \x00\xff", b"", b"back"]
+    expected = (heard, [b"", b"\x00"], [b"", b""])
+    assert run_processes(talk, 2, tmp_path) == [expected, expected]
+
+
+def lose_a_peer(world):
+    group = world.group("dcp", [[0, 1]])
+    group.all_reduce(torch.ones(4))
+    if world.global_rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    started = time.monotonic()
+    texts = []
+    for call in (group.all_to_all, group.all_gather):
+        try:
+            call(torch.ones(2, 2))
+        except RankFailed as error:
+            texts.append((type(error).__name__, str(error)))
+    try:
+        world.broadcast_bytes(b"x")
+        world.all_gather_bytes(b"x")
+    except RankFailed as error:
+        texts.append((type(error).__name__, str(error)))
+    return texts, time.monotonic() - started
+
+
+def test_a_killed_peer_is_a_failed_rank_at_once_and_for_good(tmp_path):
+    (texts, seconds), dead = run_processes(lose_a_peer, 2, tmp_path)
+    assert dead is None
+    assert seconds < LIMIT_SECONDS / 2
+    names, words = zip(*texts, strict=True)
+    assert names == ("RankFailed",) * 3
+    assert "dcp all_to_all of torch.float32 [2, 2] among [0, 1]: a peer failed after" in words[0]
+    assert "dcp all_gather" in words[1]
+    assert "the group has failed before: dcp all_to_all" in words[1]
+    assert "a rank is gone" in words[2]
+
+
+def miss_a_deadline(world):
+    group = world.group("dcp", [[0, 1]])
+    if world.global_rank == 1:
+        time.sleep(1.5)
+        return None
+    texts = []
+    for allowed in (0.5, 0.5):
+        started = time.monotonic()
+        group.set_deadline(started + allowed)
+        try:
+            group.all_gather(torch.ones(2))
+        except RankFailed as error:
+            texts.append((type(error).__name__, str(error), time.monotonic() - started))
+    other = world
+    return texts, other.global_rank
+
+
+def test_a_deadline_is_a_collective_timeout(tmp_path):
+    (texts, _), _ = run_processes(miss_a_deadline, 2, tmp_path)
+    (first, words, seconds), (second, again, at_once) = texts
+    assert first == "CollectiveTimeout"
+    assert "dcp all_gather of torch.float32 [2] among [0, 1]: not done within 0.4" in words
+    assert 0.4 < seconds < LIMIT_SECONDS / 2
+    assert second == "RankFailed"
+    assert "has failed before" in again
+    assert at_once < 0.4
+
+
+def pass_a_deadline(world):
+    group = world.group("dcp", [[0, 1]])
+    group.set_deadline(time.monotonic() - 1)
+    group.all_gather(torch.ones(0))  # nothing to move: nothing to wait for
+    try:
+        group.all_gather(torch.ones(1))
+    except RankFailed as error:
+        return type(error).__name__, str(error)
+
+
+def form_wrong_groups(world):
+    try:
+        world.group("tp", [[0, 1], [1]])
+    except TopologyError as error:
+        return str(error), world.group("slice", [[0], [1]]).world_size
+
+
+def both(world):
+    return pass_a_deadline(world), form_wrong_groups(world)
+
+
+def test_a_deadline_in_the_past_and_wrong_groups_are_refused(tmp_path):
+    for (name, text), (refusal, size) in run_processes(both, 2, tmp_path):
+        assert name == "CollectiveTimeout"
+        assert "the deadline passed before it began" in text
+        assert "exactly once" in refusal
+        assert size == 1
+
+
+def test_ranks_that_never_come_are_told(tmp_path):
+    context = multiprocessing.get_context("forkserver")
+    near, far = context.Pipe(duplex=False)
+    process = context.Process(target=lonely, args=(str(tmp_path / "store"), far), daemon=True)
+    process.start()
+    assert near.poll(30)
+    error = near.recv()
+    process.join(10)
+    assert isinstance(error, RankFailed)
+    assert "rank 0: 2 ranks did not form a group within 1.0 s" in str(error)
+
+
+def lonely(path, pipe):
+    try:
+        create_torch_world(
+            rank=0, world_size=2, store_path=path, timeout_seconds=1.0, interface="lo"
+        )
+    except RankFailed as error:
+        pipe.send(error)

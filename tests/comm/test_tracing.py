@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from heddle.comm.threads import ThreadGroup
+from heddle.comm.tracing import Trace, TracingWorld
+
+# Received by one of 4 ranks for an input of 8 float32 = 32 bytes, by hand.
+BYTES = {"all_gather": 96, "reduce_scatter": 24, "all_to_all": 24, "all_reduce": 48}
+
+
+def test_bytes_and_calls_are_written_down_in_order():
+    def body(thread_world):
+        world = TracingWorld(thread_world)
+        dcp = world.group("dcp", [[0, 1, 2, 3]])
+        pcp = world.group("pcp", [[0, 1], [2, 3]])
+        world.trace.label = "layer 7"
+        results = [getattr(dcp, op)(torch.ones(4, 2)) for op in BYTES]
+        world.trace.label = ""
+        pcp.all_gather(torch.ones(3, dtype=torch.int64))
+        return world.trace, results, (world.global_rank, dcp.rank, pcp.rank, pcp.world_size)
+
+    for rank, (trace, results, places) in enumerate(ThreadGroup(4).run(body)):
+        assert places == (rank, rank, rank % 2, 2)
+        assert [record.op for record in trace.records] == [*BYTES, "all_gather"]
+        assert [record.bytes_received for record in trace.records] == [*BYTES.values(), 24]
+        assert [record.sequence for record in trace.records] == [0, 1, 2, 3, 4]
+        assert [record.label for record in trace.records] == ["layer 7"] * 4 + [""]
+        assert [record.kind for record in trace.records] == ["dcp"] * 4 + ["pcp"]
+        assert trace.records[0].shape == (4, 2)
+        assert trace.records[4].dtype == torch.int64
+        assert trace.bytes_received() == 96 + 24 + 24 + 48 + 24
+        assert [tuple(result.shape) for result in results] == [(4, 4, 2), (2,), (4, 2), (4, 2)]
+        assert results[3].eq(4).all()
+        trace.clear()
+        assert trace.records == []
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.int32])
+def test_bytes_are_those_of_the_dtype(dtype):
+    trace = Trace()
+    trace.add("all_gather", "tp", torch.zeros(5, dtype=dtype), world_size=3, factor=3)
+    assert trace.bytes_received() == 2 * 5 * dtype.itemsize
+
+
+def test_groups_of_one_leave_no_trace():
+    def body(thread_world):
+        world = TracingWorld(thread_world)
+        world.group("tp", [[0], [1]]).all_reduce(torch.ones(2))
+        return world.trace.records
+
+    assert ThreadGroup(2).run(body) == [[], []]
+
+
+def test_a_deadline_passes_through():
+    def body(thread_world):
+        group = TracingWorld(thread_world).group("tp", [[0, 1]])
+        group.set_deadline(0.0)
+        group.all_reduce(torch.ones(1))
+
+    with pytest.raises(Exception, match="waited until the deadline"):
+        ThreadGroup(2).run(body)

@@ -1,0 +1,120 @@
+"""Random traffic over a tiny pool: whatever happens, what stays ends as if it ran alone."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from heddle.config import SamplingParams
+from heddle.errors import PromptTooLong
+from heddle.scheduler.policy import MAX_OVERTAKES
+from tests.scheduler.harness import EOS, Engine, golden
+
+WINDOW = 60
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    @initialize(
+        usable_blocks=st.integers(2, 12),
+        ranks=st.integers(1, 3),
+        block_size=st.integers(1, 4),
+        budget=st.integers(1, 12),
+        seqs=st.integers(1, 6),
+        partial=st.integers(1, 3),
+        threshold=st.sampled_from([0, 3]),
+        caching=st.booleans(),
+    )
+    def make(self, usable_blocks, ranks, block_size, budget, seqs, partial, threshold, caching):
+        self.engine = Engine(
+            usable_blocks=usable_blocks,
+            ranks=ranks,
+            block_size=block_size,
+            caching=caching,
+            max_num_batched_tokens=budget,
+            max_num_seqs=seqs,
+            max_num_partial_prefills=partial,
+            long_prefill_token_threshold=threshold,
+            max_model_len=WINDOW,
+        )
+        self.aborted = set()
+        self.failed = set()
+
+    def open_ids(self):
+        return [r.request_id for r in self.engine.requests.values() if not r.is_finished]
+
+    @rule(
+        prompt=st.lists(st.integers(1, 2), min_size=1, max_size=20),
+        max_tokens=st.none() | st.integers(0, 20),
+        ignore_eos=st.booleans(),
+        skip=st.booleans(),
+    )
+    def add(self, prompt, max_tokens, ignore_eos, skip):
+        usable = self.engine.cache.usable_tokens
+        params = SamplingParams(ignore_eos=ignore_eos)
+        try:
+            self.engine.add(
+                prompt, max_tokens, params=params, eos_token_ids=(EOS,), skip_prefix_hit=skip
+            )
+        except PromptTooLong:
+            assert len(prompt) > usable
+
+    @rule(count=st.integers(1, 8))
+    def run_steps(self, count):
+        for _ in range(count):
+            self.engine.step()
+
+    @precondition(lambda self: self.open_ids())
+    @rule(data=st.data(), under_way=st.booleans())
+    def abort(self, data, under_way):
+        victim = data.draw(st.sampled_from(self.open_ids()))
+        if under_way:
+            self.engine.step(during=lambda: self.engine.scheduler.abort(victim))
+        else:
+            self.engine.scheduler.abort(victim)
+        self.aborted.add(victim)
+
+    @precondition(lambda self: self.engine.running and self.open_ids())
+    @rule(data=st.data())
+    def fail(self, data):
+        victim = data.draw(st.sampled_from(self.open_ids()))
+        self.engine.step(failed=[victim])
+        if self.engine.requests[victim].finish_reason == "error":
+            self.failed.add(victim)
+
+    @rule()
+    def drain(self):
+        self.engine.drain()
+        assert not self.open_ids()
+
+    @invariant()
+    def what_ended_ended_as_if_alone(self):
+        for request in self.engine.requests.values() if hasattr(self, "engine") else ():
+            assert request.num_overtakes <= MAX_OVERTAKES
+            stops = set() if request.params.ignore_eos else {EOS}
+            full = golden(
+                request.prompt_token_ids, request.max_output_tokens, lambda t, s=stops: t in s
+            )
+            outputs = request.output_token_ids
+            if request.finish_reason in ("stop", "length"):
+                assert outputs == full
+                assert (request.finish_reason == "stop") == bool(full and full[-1] in stops)
+            else:
+                assert outputs == full[: len(outputs)]
+        assert not hasattr(self, "engine") or self.explained()
+
+    def explained(self):
+        """Every end that is not the model's is one that a rule of this test brought about."""
+        ends = {
+            reason: {i for i, r in self.engine.requests.items() if r.finish_reason == reason}
+            for reason in ("abort", "error")
+        }
+        return ends["abort"] <= self.aborted and ends["error"] == self.failed
+
+    def teardown(self):
+        if hasattr(self, "engine"):
+            self.engine.drain()
+
+
+TestScheduler = SchedulerMachine.TestCase
+TestScheduler.settings = settings(max_examples=60, stateful_step_count=25)
