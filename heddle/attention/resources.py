@@ -54,7 +54,14 @@ class AttentionResources:
             lanes=self.topology.heads.lanes,
             is_copy=is_copy,
             position=step.dcp_rank,
+            used_lanes=self._used_lanes(),
         )
+
+    def _used_lanes(self) -> tuple[bool, ...]:
+        """Which gathered lanes hold a query head; pad lanes of uneven cuts do not."""
+        used = {lane for run in self.gathered_runs for lane in range(run.start, run.end)}
+        num_lanes = self.topology.mesh.slice_size * self.topology.heads.lanes
+        return tuple(lane in used for lane in range(num_lanes))
 
     def exchange(self, name: str) -> Exchange | None:
         """The exchange of a plan's choice; None where nothing travels."""

@@ -4,7 +4,8 @@
    no more sequences run than a step has rows.
 2. A short prompt, one of at most `short_row_limit` uncached tokens, gets its first token within
    `FIRST_TOKEN_STEPS` steps of arrival, when a seat and memory are free and no other short one
-   waits before it (each of those adds a step at most). It ends in its step, so it takes no slot.
+   waits before it (each of those adds a step at most), nor `MAX_CANDIDATES` requests of any kind.
+   It ends in its step, so it takes no prefill slot.
 3. A request that waits for blocks is overtaken at most `MAX_OVERTAKES` times.
 
 Long prompts share the rest evenly, at least a row each, so none of them waits for another to end.
@@ -22,6 +23,9 @@ FIRST_TOKEN_STEPS = 1
 
 MAX_OVERTAKES = 8
 """b: requests that may pass one that waits for blocks."""
+
+MAX_CANDIDATES = 128
+"""Waiting requests, from the head, that one step looks at: a long queue must not slow the step."""
 
 
 def short_row_limit(num_rows: int, num_long: int) -> int:

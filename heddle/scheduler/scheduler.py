@@ -30,7 +30,7 @@ from heddle.kvcache.hits import PrefixHit
 from heddle.kvcache.manager import KVCacheManager
 from heddle.scheduler.admission import kv_tokens_needed, resolve_room
 from heddle.scheduler.batch import ScheduledBatch, ScheduledPart
-from heddle.scheduler.policy import MAX_OVERTAKES, share_rows, short_row_limit
+from heddle.scheduler.policy import MAX_CANDIDATES, MAX_OVERTAKES, share_rows, short_row_limit
 from heddle.scheduler.request import FinishReason, Request, RequestStatus
 from heddle.scheduler.stopping import end_of
 
@@ -135,13 +135,10 @@ class Scheduler:
     def schedule(self) -> ScheduledBatch | None:
         """Choose the next step; None if nothing can run, which means that nothing waits."""
         assert self._in_flight is None, "a step is under way; update comes first"
-        prefills = [r for r in self._running if r.num_uncomputed_tokens > 1]
         decodes, preempted = self._secure_decodes()
         num_rows = self._config.max_num_batched_tokens - len(decodes)
-        shorts: list[Request] = []
-        longs = [r for r in prefills if r.status is RequestStatus.RUNNING]
-        if not preempted:
-            shorts = self._admit(num_rows, longs)
+        longs = [r for r in self._running if r.num_uncomputed_tokens > 1]
+        shorts = [] if preempted else self._admit(num_rows, longs)
         num_rows -= sum(r.num_uncomputed_tokens for r in shorts)
         parts = [_part(r, r.num_uncomputed_tokens) for r in (*decodes, *shorts)]
         needs = [r.num_uncomputed_tokens for r in longs]
@@ -260,7 +257,7 @@ class Scheduler:
         shorts: list[Request] = []
         free_rows = num_rows
         passed: list[Request] = []
-        for request in tuple(self._waiting):
+        for request in self._waiting[:MAX_CANDIDATES]:
             if len(self._running) >= self._max_running:
                 break
             if any(r.num_overtakes >= MAX_OVERTAKES for r in passed):

@@ -130,7 +130,7 @@ class PoolMachine(RuleBasedStateMachine):
 
 
 TestPool = PoolMachine.TestCase
-TestPool.settings = settings(max_examples=100, stateful_step_count=40)
+TestPool.settings = settings(max_examples=60, stateful_step_count=40)
 
 
 def test_equal_content_is_registered_once():

@@ -11,7 +11,12 @@ from hypothesis import strategies as st
 from heddle.config import SamplingParams
 from heddle.errors import LayoutMismatch, PlanMismatch, PromptTooLong, RequestError
 from heddle.layout.kv import KVLayout
-from heddle.scheduler.policy import DECODE_GAP_STEPS, FIRST_TOKEN_STEPS, MAX_OVERTAKES
+from heddle.scheduler.policy import (
+    DECODE_GAP_STEPS,
+    FIRST_TOKEN_STEPS,
+    MAX_CANDIDATES,
+    MAX_OVERTAKES,
+)
 from heddle.scheduler.request import Request
 from tests.scheduler.harness import Engine, golden, next_token
 
@@ -156,6 +161,19 @@ def test_short_prompts_pass_long_ones_that_wait_for_a_slot_and_do_not_starve_the
         assert short.is_finished, "a short prompt waited for a slot"
     assert engine.token_steps[first.request_id] < engine.token_steps[second.request_id]
     assert engine.token_steps[second.request_id][0] <= 2 * (100 // 8 + 1)
+
+
+def test_a_step_looks_at_a_bounded_part_of_the_queue():
+    engine = Engine(usable_blocks=1000, max_num_batched_tokens=16, max_num_partial_prefills=1)
+    for seed in range(MAX_CANDIDATES - 1):
+        engine.add(text(seed, 20), 1)
+    near, far = engine.add(text(200, 2), 1), engine.add(text(201, 2), 1)
+    engine.step()  # one long prompt starts, the others wait for its slot
+    assert near.is_finished
+    assert far.num_computed_tokens == 0
+    engine.step()
+    assert far.is_finished
+    engine.drain()
 
 
 def test_a_head_that_does_not_fit_is_overtaken_a_bounded_number_of_times():

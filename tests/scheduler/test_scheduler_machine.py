@@ -12,6 +12,14 @@ from heddle.scheduler.policy import MAX_OVERTAKES
 from tests.scheduler.harness import EOS, Engine, golden
 
 WINDOW = 60
+SHARED = [1, 2, 2, 1, 1, 2, 1, 2, 2, 2, 1, 2, 1, 1, 1, 2]
+REQUESTS = st.tuples(
+    st.integers(0, 16),  # tokens of SHARED that the prompt begins with
+    st.lists(st.integers(1, 2), min_size=1, max_size=6),
+    st.none() | st.integers(0, 20),
+    st.booleans(),
+    st.sampled_from([False, False, False, True]),
+)
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -23,7 +31,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         seqs=st.integers(1, 6),
         partial=st.integers(1, 3),
         threshold=st.sampled_from([0, 3]),
-        caching=st.booleans(),
+        caching=st.sampled_from([True, True, False]),
     )
     def make(self, usable_blocks, ranks, block_size, budget, seqs, partial, threshold, caching):
         self.engine = Engine(
@@ -43,21 +51,20 @@ class SchedulerMachine(RuleBasedStateMachine):
     def open_ids(self):
         return [r.request_id for r in self.engine.requests.values() if not r.is_finished]
 
-    @rule(
-        prompt=st.lists(st.integers(1, 2), min_size=1, max_size=20),
-        max_tokens=st.none() | st.integers(0, 20),
-        ignore_eos=st.booleans(),
-        skip=st.booleans(),
-    )
-    def add(self, prompt, max_tokens, ignore_eos, skip):
-        usable = self.engine.cache.usable_tokens
-        params = SamplingParams(ignore_eos=ignore_eos)
-        try:
-            self.engine.add(
-                prompt, max_tokens, params=params, eos_token_ids=(EOS,), skip_prefix_hit=skip
-            )
-        except PromptTooLong:
-            assert len(prompt) > usable
+    @rule(burst=st.lists(REQUESTS, min_size=1, max_size=5))
+    def add(self, burst):
+        for shared, own, max_tokens, ignore_eos, skip in burst:
+            prompt = SHARED[:shared] + own
+            try:
+                self.engine.add(
+                    prompt,
+                    max_tokens,
+                    params=SamplingParams(ignore_eos=ignore_eos),
+                    eos_token_ids=(EOS,),
+                    skip_prefix_hit=skip,
+                )
+            except PromptTooLong:
+                assert len(prompt) > self.engine.cache.usable_tokens
 
     @rule(count=st.integers(1, 8))
     def run_steps(self, count):
@@ -117,4 +124,4 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 TestScheduler = SchedulerMachine.TestCase
-TestScheduler.settings = settings(max_examples=60, stateful_step_count=25)
+TestScheduler.settings = settings(max_examples=40, stateful_step_count=25)

@@ -174,6 +174,7 @@ def run_ranks(
         guard.finish()
         valid = step_plan.rows.valid.reshape(topology.mesh.pcp_size, -1)[step.pcp_rank]
         kept = torch.tensor(np.flatnonzero(valid))
+        assert (found[:, last - first :] == 0).all(), "pad lanes hold zeros"
         difference = found[kept, : last - first] - flat_expected[local[kept], first:last]
         error = float(difference.abs().max()) if difference.numel() else 0.0
         return RankResult(error, world.trace)

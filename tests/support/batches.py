@@ -24,6 +24,7 @@ LAYOUTS = (
     (4, 1, 2),
     (1, 3, 3),
     (3, 2, 6),
+    (5, 1, 5),
 )
 """(tp, pcp, dcp), every relation between the three."""
 

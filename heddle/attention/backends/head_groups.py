@@ -28,11 +28,14 @@ class HeadGroup(NamedTuple):
 
     def queries(self, query: torch.Tensor) -> torch.Tensor:
         """View of `[R, Hq, D]` as `[R, Kg, G, D]`."""
-        lanes = query.narrow(1, self.start, self.end - self.start)
+        count = self.end - self.start
+        lanes = query if count == query.shape[1] else query.narrow(1, self.start, count)
         return lanes.view(len(query), self.num_kv, self.run_lanes, query.shape[-1])
 
     def heads(self, rows: torch.Tensor) -> torch.Tensor:
         """View of keys or values `[L, Ks, D]` as `[L, Kg, D]`."""
+        if self.num_kv == rows.shape[1]:
+            return rows
         return rows.narrow(1, self.kv_start, self.num_kv)
 
 
