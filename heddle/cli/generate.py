@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Mapping
@@ -16,6 +17,8 @@ from heddle.cli.parser import CommandParser
 from heddle.cli.values import size
 from heddle.config import ResolvedConfig, SamplingParams
 from heddle.engine.args import engine_config
+from heddle.engine.executors.launch_info import LaunchInfo
+from heddle.engine.machine import serve_launched_rank
 from heddle.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -81,10 +84,14 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     prompt = read_prompt(arguments, sys.stdin)
     params = SamplingParams(**{name: getattr(arguments, name) for name in SAMPLING_FIELDS})
     config = engine_config(arguments.model, **engine_arguments(arguments))
+    launch = LaunchInfo.from_environment(os.environ)
+    if launch is not None and launch.rank != 0:
+        serve_launched_rank(config, launch)  # global rank 0 drives and prints
+        return 0
     started = time.monotonic()
     from heddle.engine.llm import LLM  # imports torch
 
-    with LLM.from_config(config) as llm:
+    with LLM.from_config(config, launch=launch) as llm:
         load_seconds = time.monotonic() - started
         if arguments.chat:
             messages = [{"role": "user", "content": prompt}]
