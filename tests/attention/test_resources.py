@@ -38,6 +38,13 @@ def test_without_a_slice_the_gathered_heads_are_the_own_heads() -> None:
     assert list(resources.own_runs) == [HeadRun(0, 0, 3), HeadRun(1, 3, 6)]
 
 
+def test_head_maps_are_made_once() -> None:
+    """128 heads take half a millisecond, and every layer asks."""
+    resources = make_resources((2, 1, 2), 0)
+    assert resources.own_runs is resources.own_runs
+    assert resources.gathered_runs is resources.gathered_runs
+
+
 def test_nothing_is_exchanged_in_a_group_of_one() -> None:
     resources = make_resources((1, 1, 1), 0)
     assert resources.exchange("a2a") is None

@@ -39,7 +39,7 @@ def counted(records: list, kinds: tuple[str, ...]) -> Cost:
     return Cost(len(chosen), sum(int(record.bytes_received) for record in chosen))
 
 
-@pytest.mark.parametrize("exchange", [name for name in EXCHANGES if name != "local"])
+@pytest.mark.parametrize("exchange", EXCHANGES)
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_decode_rows(sizes: tuple[int, int, int], exchange: str) -> None:
     tp, pcp, dcp = sizes
@@ -71,7 +71,7 @@ def test_decode_rows(sizes: tuple[int, int, int], exchange: str) -> None:
         assert counted(result.trace.records, ("pcp",)) == FREE
 
 
-@pytest.mark.parametrize("exchange", [name for name in EXCHANGES if name != "local"])
+@pytest.mark.parametrize("exchange", EXCHANGES)
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_prefill_rows_whose_queries_travel(sizes: tuple[int, int, int], exchange: str) -> None:
     tp, pcp, dcp = sizes

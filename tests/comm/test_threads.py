@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import _thread
 import threading
 import time
 import traceback
@@ -214,6 +215,29 @@ def test_an_owner_of_threads_can_abort_a_waiting_rank():
     assert raised == ["rank 1 failed first: ValueError: bad step"]
     with pytest.raises(RankFailed, match="bad step"):
         group.world(1).group("tp", [[0, 1]]).all_reduce(torch.ones(1))
+
+
+def test_an_interrupted_caller_leaves_no_rank_waiting():
+    told: list[str] = []
+    ended, released = threading.Event(), threading.Event()
+
+    def body(world):
+        group = world.group("tp", [[0, 1]])
+        if world.global_rank == 1:
+            _thread.interrupt_main()
+            released.wait(10)
+            return
+        try:
+            group.all_reduce(torch.ones(1))
+        except RankFailed as error:
+            told.append(str(error))
+            ended.set()
+
+    with pytest.raises(KeyboardInterrupt):
+        ThreadGroup(2, timeout_seconds=20).run(body)
+    ended.wait(5)
+    released.set()
+    assert told == ["the world was ended: KeyboardInterrupt: "]
 
 
 def test_misuse_is_refused():

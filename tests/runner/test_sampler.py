@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from heddle.config.sampling import SamplingParams
 from heddle.runner.draw import uniform
-from heddle.runner.sampler import prompt_logprobs, sample
+from heddle.runner.logprobs import prompt_logprobs
+from heddle.runner.sampler import sample
 from heddle.step.batch import SampleSpec
 
 

@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from heddle.comm.base import World
+from heddle.comm.solo import SoloWorld
 from heddle.comm.threads import ThreadGroup
 from heddle.comm.tracing import TracingWorld
 from heddle.config import ResolvedConfig, SamplingParams
-from heddle.errors import LayoutMismatch, PlanMismatch
+from heddle.errors import LayoutMismatch, PlanMismatch, UnsupportedError
 from heddle.runner.worker import RankWorker
 from heddle.step.batch import GlobalBatch, RankReply, SampleSpec, ScheduledRequest
 from heddle.step.plan import plan
@@ -150,6 +151,18 @@ def test_nan_in_one_request_is_reported_and_leaves_its_neighbour(folder: Path) -
     clean, spoilt = found[:2], found[2:]  # type: ignore[index]
     assert [finite for _, finite, _ in clean] == [True, True]
     assert spoilt == [(3, False, None), clean[1]]
+
+
+def test_a_backend_that_cannot_serve_the_model_is_told_before_weights_are_read(
+    folder: Path, tmp_path: Path
+) -> None:
+    resolved = dataclasses.replace(
+        resolve_case(folder, Case()), dtype="int32", model_path=str(tmp_path / "absent")
+    )
+    with pytest.raises(
+        UnsupportedError, match=r"attention_backend=torch cannot serve .* dtype torch.int32; "
+    ):
+        RankWorker(resolved, 0, SoloWorld())
 
 
 def test_rows_for_prompt_logprobs_cross_the_pcp_group(folder: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from heddle.step.cost import (
     FREE,
     Cost,
@@ -48,6 +50,13 @@ def test_keys_of_a_long_context_over_8_ranks() -> None:
     """128 query and 8 kv heads of 128, 16 bit, 131,072 tokens: 470 MB when keys move."""
     total = context_gather(8, 131_072 // 8, 8, 256, 2)
     assert (total.calls, round(total.received_bytes / 1e6)) == (1, 470)
+
+
+@pytest.mark.parametrize("exchange", ["local", "none", "ring"])
+def test_an_exchange_without_a_formula_is_not_priced_as_another(exchange: str) -> None:
+    shape = decode(lanes=8, width=128, partial=128, slices=2, partial_bytes=4)
+    with pytest.raises(ValueError, match=rf"exchange '{exchange}' has no cost in a group of 2"):
+        partials_return(exchange, shape, copied=True)
 
 
 def test_a_group_of_one_and_an_absent_class_cost_nothing() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+import msgspec
 import numpy as np
 from hypothesis import given
 
@@ -159,6 +160,36 @@ def test_gathered_context_pieces_are_the_positions_of_their_request(
     has_context = any(cached and new >= 2 * topology.mesh.pcp_size for cached, new in lengths)
     exchange = steps[0].plan.context_exchange
     assert (looped > 0) == (has_context and exchange in ("gather_kv", "local"))
+
+
+def test_sequences_of_one_step_may_start_on_different_ranks() -> None:
+    """Interleave 2 on 4 ranks; a chain that starts at rank u is dealt from u on."""
+    topology = make_topology((1, 4, 4), interleave=2)
+    batch = make_batch(topology, [(2, 1), (0, 1), (5, 1), (3, 9)])
+    starts = (1, 0, 3, 2)
+    batch = msgspec.structs.replace(
+        batch,
+        requests=tuple(
+            msgspec.structs.replace(
+                request, start_rank=start, layout_fingerprint=topology.fingerprint(start)
+            )
+            for request, start in zip(batch.requests, starts, strict=True)
+        ),
+    )
+    steps = steps_of(topology, batch)
+
+    def owner(start: int, position: int) -> int:
+        return (position // 2 + start) % 4
+
+    for place, rank in enumerate(topology.mesh.groups("dcp")[0]):
+        step = steps[rank]
+        for row, (start, position) in enumerate(zip(starts, (2, 0, 5), strict=False)):
+            seen = [sum(owner(start, t) == r for t in range(position + 1)) for r in range(4)]
+            assert step.copy_parts[row].visible.tolist() == [seen[place]]
+            assert step.copy_visible[:, row].tolist() == [count > 0 for count in seen]
+            assert (step.slot_mapping[row] >= 0) == (owner(start, position) == place)
+    written = sum(step.coverage for step in steps) % 2**64
+    assert written == steps[0].plan.coverage
 
 
 def test_one_step_followed_on_every_rank() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from heddle.errors import LayoutMismatch
-from heddle.layout.rows import RowClass
+from heddle.layout.rows import RowClass, RowRequest
 from heddle.step.batch import GlobalBatch
 from heddle.step.plan import plan
 from heddle.step.topology import Topology
@@ -49,6 +49,20 @@ def test_any_change_of_the_batch_changes_the_digest(
     assert plan(other, topology).digest != plan(batch, topology).digest
     later = msgspec.structs.replace(batch, step=batch.step + 1)
     assert plan(later, topology).digest != plan(batch, topology).digest
+
+
+def test_the_digest_tells_row_classes_apart_even_where_rows_lie_alike() -> None:
+    """On one PCP rank a copied, a whole and a split request have the same index arrays."""
+    digests = set()
+    for row_class in RowClass:
+        topology = dataclasses.replace(
+            make_topology((2, 1, 2)),
+            row_policy=lambda _index, rows, _size, chosen=row_class: RowRequest(rows, chosen),
+        )
+        step_plan = plan(make_batch(topology, [(0, 5)]), topology)
+        assert step_plan.rows.gather.tolist() == list(range(5))
+        digests.add(step_plan.digest)
+    assert len(digests) == len(RowClass) == 3
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 
 from heddle.layout.mesh import GROUP_KINDS
@@ -50,6 +51,13 @@ def test_a_class_absent_from_the_global_batch_has_no_calls() -> None:
         ("all_reduce", "tp"),
     ]
     assert layer[1].shape == (4, 2, 6, 9)
+
+
+def test_an_exchange_without_calls_is_not_scheduled_as_another() -> None:
+    topology = make_topology((1, 2, 2), copy_exchange="ring")
+    decodes = plan(make_batch(topology, [(9, 1)]), topology)
+    with pytest.raises(ValueError, match="exchange 'ring' has no calls in the schedule"):
+        collective_schedule(decodes, topology, 0)
 
 
 def test_one_rank_issues_nothing() -> None:

@@ -20,7 +20,7 @@ from heddle.attention.storage import KVStore
 from heddle.comm.base import RankGroups, World
 from heddle.comm.threads import ThreadGroup
 from heddle.comm.tracing import Trace, TracingWorld
-from heddle.config import MLAConfig
+from heddle.config import MLAConfig, ModelConfig
 from heddle.layout.heads import HeadLayout
 from heddle.layout.mesh import GROUP_KINDS
 from heddle.runner.guard import ScheduleGuard, guard_groups
@@ -53,6 +53,38 @@ class Truth:
     """Per request `[q, H, Dv]`."""
 
 
+def gqa_expected(model: ModelConfig, query: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """`[q, H, D]`: the last q positions of `rows` `[C + q, K, 2D]`, each over all up to itself."""
+    heads, kv_heads, width = model.num_query_heads, model.num_kv_heads, model.head_dim
+    cached = len(rows) - len(query)
+    return torch.stack(
+        [
+            torch.stack(
+                [
+                    dense(
+                        query[i, j],
+                        rows[: cached + i + 1, j * kv_heads // heads, :width],
+                        rows[: cached + i + 1, j * kv_heads // heads, width:],
+                        width**-0.5,
+                    )
+                    for j in range(heads)
+                ]
+            )
+            for i in range(len(query))
+        ]
+    )
+
+
+def in_float64(topology: Topology, truth: Truth) -> Truth:
+    """The same inputs; what they must give is computed in float64."""
+    pairs = zip(truth.query, truth.rows, strict=True)
+    return Truth(
+        truth.query,
+        truth.rows,
+        [gqa_expected(topology.model, query.double(), rows.double()) for query, rows in pairs],
+    )
+
+
 def gqa_truth(topology: Topology, batch: GlobalBatch, dtype: torch.dtype) -> Truth:
     generator = torch.Generator().manual_seed(len(batch.requests))
     model = topology.model
@@ -65,24 +97,7 @@ def gqa_truth(topology: Topology, batch: GlobalBatch, dtype: torch.dtype) -> Tru
         rows *= torch.arange(1, kv_heads + 1).to(dtype)[:, None]
         truth.query.append(query)
         truth.rows.append(rows)
-        truth.expected.append(
-            torch.stack(
-                [
-                    torch.stack(
-                        [
-                            dense(
-                                query[i, j],
-                                rows[: cached + i + 1, j * kv_heads // heads, :width],
-                                rows[: cached + i + 1, j * kv_heads // heads, width:],
-                                width**-0.5,
-                            )
-                            for j in range(heads)
-                        ]
-                    )
-                    for i in range(new)
-                ]
-            )
-        )
+        truth.expected.append(gqa_expected(model, query, rows))
     return truth
 
 

@@ -20,7 +20,8 @@ from heddle.config import (
     RopeConfig,
     SchedulerConfig,
 )
-from heddle.runner.sampler import prompt_logprobs, sample
+from heddle.runner.logprobs import prompt_logprobs
+from heddle.runner.sampler import sample
 from heddle.step.batch import GlobalBatch, RankReply, SampledToken, ScheduledRequest
 from heddle.step.plan import plan
 from heddle.step.topology import Topology

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from heddle.attention.backends import BACKENDS, create_backend
 from heddle.attention.state import AttentionState, merge
 from heddle.errors import ConfigError
+from heddle.layout import resolve
 from heddle.layout.heads import HeadRun
 from tests.support.oracle import dense_attention
 
@@ -269,6 +270,10 @@ def test_capabilities_are_told_in_words():
     both = create_backend("torch").unsupported_reasons(dtype=torch.int8, device=cuda, **ask)
     assert len(both) == 2
     assert "device cuda; backend 'torch' needs cpu" in both[1]
+
+
+def test_the_settings_offer_exactly_these_backends():
+    assert tuple(NAMES) == resolve._BACKENDS
 
 
 def test_registry_names_and_refusal():

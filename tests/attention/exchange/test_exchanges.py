@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -17,7 +18,10 @@ from heddle.attention.exchange.placement import Placement
 from heddle.attention.state import AttentionState
 from heddle.comm.threads import ThreadGroup
 from heddle.comm.tracing import TracingWorld
+from heddle.config.parallel import CommBackend
 from heddle.errors import ConfigError, NumericsError
+from heddle.layout.rules import validate
+from tests.support.layouts import degrees
 from tests.support.oracle import dense_row
 
 MERGING = ("ag_rs", "ag_ar", "a2a")
@@ -259,9 +263,18 @@ def test_a_poisoned_shard_fails_its_own_rows_only(name):
         ThreadGroup(4).run(make_body(strict=True))
 
 
+def test_the_settings_offer_exactly_the_exchanges_that_merge():
+    legal = [
+        name
+        for name in (*EXCHANGES, "auto", "ring")
+        if validate(degrees(2, 1, 2, dcp_comm_backend=name)).legal
+    ]
+    assert sorted(legal) == sorted(["auto", *MERGING]) == sorted(get_args(CommBackend))
+
+
 def test_registry_names_and_refusal():
-    assert list(EXCHANGES) == ["local", "ag_rs", "ag_ar", "a2a"]
+    assert tuple(EXCHANGES) == MERGING
     for name in EXCHANGES:
         assert create_exchange(name).name == name
-    with pytest.raises(ConfigError, match=r"exchange 'ring' is not known.* local, ag_rs, ag_ar"):
+    with pytest.raises(ConfigError, match=r"exchange 'ring' is not known.* ag_rs, ag_ar, a2a"):
         create_exchange("ring")

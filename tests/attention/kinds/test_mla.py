@@ -38,3 +38,18 @@ def test_absorbed_equals_per_head(rows: int, heads: int, keys: int, seed: int) -
 def test_each_lane_reads_its_own_expanded_head_and_pads_none() -> None:
     kind = MLAKind(*(torch.zeros(1, 3, 2),) * 2, torch.zeros(1, 6), *(torch.zeros(3, 2, 4),) * 2, 1)
     assert kind.staying_runs([HeadRun(0, 0, 2)]) == [HeadRun(0, 0, 1), HeadRun(1, 1, 2)]
+
+
+def test_a_partial_keeps_its_width_through_the_up_projection() -> None:
+    """It may merge with a self part, so a 16-bit model must not round it here."""
+    generator = torch.Generator().manual_seed(3)
+    value_up = torch.randn(3, 4, 2, generator=generator).bfloat16()
+    narrow = torch.zeros(1, 3, 2, dtype=torch.bfloat16)
+    kind = MLAKind(narrow, narrow, torch.zeros(1, 6).bfloat16(), narrow.mT[0][None], value_up, 1)
+    partial = torch.randn(5, 3, 4, generator=generator)
+    found = kind.finish(partial)
+    assert found.dtype == torch.float32
+    expected = torch.stack(
+        [partial[:, head].double() @ value_up[head].double() for head in range(3)], dim=1
+    )
+    assert (found - expected).abs().max() <= 1e-6
