@@ -50,7 +50,7 @@ class TravellingContext:
         gathered = gather_query(query, self.placement, dcp, self.resources.groups.slice)
         local = self._visit(layer, kind, gathered)
         merged = self.exchange.merge(local, self.visible, self.placement, dcp)
-        return AttentionState(kind.finish(merged.out).to(merged.out.dtype), merged.lse)
+        return AttentionState(kind.finish(merged.out), merged.lse)
 
     def _visit(self, layer: int, kind: AttentionKind, query: torch.Tensor) -> AttentionState:
         """All gathered queries against the keys of this rank; nil where it holds none."""

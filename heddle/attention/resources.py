@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -18,9 +19,12 @@ from heddle.step.localize import RankStep
 from heddle.step.topology import Topology
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class AttentionResources:
-    """Cache, groups and backend of one rank, with the head maps of its place in the mesh."""
+    """Cache, groups and backend of one rank, with the head maps of its place in the mesh.
+
+    The maps are made once: every layer of every step asks for them.
+    """
 
     topology: Topology
     store: KVStore
@@ -28,12 +32,12 @@ class AttentionResources:
     backend: AttentionBackend
     tp_rank: int
 
-    @property
+    @cached_property
     def own_runs(self) -> Sequence[HeadRun]:
         """Lanes of this rank -> stored kv heads."""
         return self.topology.heads.runs(self.tp_rank)
 
-    @property
+    @cached_property
     def gathered_runs(self) -> Sequence[HeadRun]:
         """Lanes after a gather over the slice -> stored kv heads."""
         if self.topology.mesh.slice_size == 1:
@@ -54,9 +58,10 @@ class AttentionResources:
             lanes=self.topology.heads.lanes,
             is_copy=is_copy,
             position=step.dcp_rank,
-            used_lanes=self._used_lanes(),
+            used_lanes=self._used_lanes,
         )
 
+    @cached_property
     def _used_lanes(self) -> tuple[bool, ...]:
         """Which gathered lanes hold a query head; pad lanes of uneven cuts do not."""
         used = {lane for run in self.gathered_runs for lane in range(run.start, run.end)}

@@ -116,16 +116,16 @@ class KVStore:
         """Copy-on-write: this rank's share of each partly shared virtual block.
 
         Args:
-            copies: in order; a later copy may read what an earlier one wrote.
+            copies: no source is a target, so their order has no effect.
             layouts: the layout of each copied chain.
             rank: place in the DCP group.
         """
         for copy, layout in zip(copies, layouts, strict=True):
-            count = layout.local_len(copy.end, rank) - layout.local_len(copy.start, rank)
+            first, last = layout.local_range(copy.start, copy.end, rank)
             source = copy.source_block * self.block_size
             target = copy.target_block * self.block_size
             for rows in self.layers:
-                rows[target : target + count] = rows[source : source + count]
+                rows[target : target + last - first] = rows[source : source + last - first]
 
     def wipe(self, blocks: Sequence[int]) -> None:
         """Overwrite blocks with zeros, after a request that produced NaN."""

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from heddle.cli.fieldtext import field_texts
 from heddle.cli.output import Output
 from heddle.cli.parser import CommandParser
-from heddle.cli.values import size, size_or_auto
+from heddle.cli.values import integer, number, size, size_or_auto
 from heddle.config import CacheConfig, EngineConfig, ParallelConfig, SchedulerConfig
 from heddle.config.parallel import CommBackend, ContextExchange
 
@@ -34,7 +34,6 @@ class Flag:
         field: its name.
         convert: word -> value.
         choices: legal words; empty: any.
-        text: help, where the field itself has none.
         action: of argparse, for a flag without a value.
     """
 
@@ -43,7 +42,6 @@ class Flag:
     field: str
     convert: Callable[[str], Any] = str
     choices: tuple[str, ...] = ()
-    text: str = ""
     action: str | type[argparse.Action] | None = None
 
     @property
@@ -57,7 +55,7 @@ class Flag:
         fields = {f.name: f for f in dataclasses.fields(self.config)}
         options: dict[str, Any] = {
             "default": fields[self.field].default,
-            "help": (self.text or field_texts(self.config)[self.field]).replace("%", "%%"),
+            "help": field_texts(self.config)[self.field].replace("%", "%%"),
         }
         if self.action is not None:
             options |= {"action": self.action}
@@ -72,7 +70,7 @@ def _degree(short: str, long: str) -> Flag:
         names=(f"-{short}", f"--{long}"),
         config=ParallelConfig,
         field=long.replace("-", "_"),
-        convert=int,
+        convert=integer,
     )
 
 
@@ -86,9 +84,9 @@ LAYOUT_FLAGS: tuple[Flag, ...] = (
         names=("--cp-kv-cache-interleave-size", "--dcp-kv-cache-interleave-size"),
         config=ParallelConfig,
         field="kv_interleave_size",
-        convert=int,
+        convert=integer,
     ),
-    Flag(names=("--block-size",), config=CacheConfig, field="block_size", convert=int),
+    Flag(names=("--block-size",), config=CacheConfig, field="block_size", convert=integer),
     Flag(
         names=("--dcp-comm-backend",),
         config=ParallelConfig,
@@ -112,13 +110,11 @@ LAYOUT_FLAGS: tuple[Flag, ...] = (
         config=EngineConfig,
         field="executor",
         choices=typing.get_args(UserExecutor),
-        text="Where ranks live: in the caller, in threads of it, or in processes.",
     ),
     Flag(
         names=("--dtype",),
         config=EngineConfig,
         field="dtype",
-        text="Compute dtype; auto is float32 on a CPU, the checkpoint's on a GPU.",
     ),
     Flag(names=("--kv-cache-dtype",), config=CacheConfig, field="kv_cache_dtype"),
 )
@@ -137,7 +133,7 @@ ENGINE_FLAGS: tuple[Flag, ...] = (
         names=("--num-gpu-blocks-override",),
         config=CacheConfig,
         field="num_blocks_override",
-        convert=int,
+        convert=integer,
     ),
     Flag(
         names=("--enable-prefix-caching",),
@@ -156,7 +152,7 @@ ENGINE_FLAGS: tuple[Flag, ...] = (
         names=("--max-num-partial-prefills",),
         config=SchedulerConfig,
         field="max_num_partial_prefills",
-        convert=int,
+        convert=integer,
     ),
     Flag(
         names=("--long-prefill-token-threshold",),
@@ -171,34 +167,30 @@ ENGINE_FLAGS: tuple[Flag, ...] = (
         convert=size,
     ),
     Flag(names=("--attention-backend",), config=EngineConfig, field="backend"),
-    Flag(names=("--num-threads",), config=EngineConfig, field="num_threads", convert=int),
+    Flag(names=("--num-threads",), config=EngineConfig, field="num_threads", convert=integer),
     Flag(
         names=("--seed",),
         config=EngineConfig,
         field="seed",
-        convert=int,
-        text="Seed from which requests without their own get theirs.",
+        convert=integer,
     ),
     Flag(
         names=("--step-timeout",),
         config=EngineConfig,
         field="step_timeout_seconds",
-        convert=float,
-        text="Seconds after which a step counts as hung.",
+        convert=number,
     ),
     Flag(
         names=("--startup-timeout",),
         config=EngineConfig,
         field="startup_timeout_seconds",
-        convert=float,
-        text="Seconds in which all ranks must be ready.",
+        convert=number,
     ),
     Flag(
         names=("--cpu-distributed-timeout-seconds",),
         config=EngineConfig,
         field="group_timeout_seconds",
-        convert=float,
-        text="Seconds in which groups of ranks must form.",
+        convert=number,
     ),
 )
 

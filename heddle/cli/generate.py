@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -14,7 +14,7 @@ from heddle.cli.flags import add_engine_flags, add_layout_flags, command_parser,
 from heddle.cli.layout_object import layout_object
 from heddle.cli.output import Output
 from heddle.cli.parser import CommandParser
-from heddle.cli.values import size
+from heddle.cli.values import integer, number, size
 from heddle.config import ResolvedConfig, SamplingParams
 from heddle.engine.args import engine_config
 from heddle.engine.executors.launch_info import LaunchInfo
@@ -39,6 +39,7 @@ SAMPLING_FIELDS = (
     "ignore_eos",
 )
 """Flags that are fields of `SamplingParams` under the same name."""
+_NO_TEXT = "not valid text in the encoding expected here; prompts are UTF-8"
 
 
 def create_parser(environment: Mapping[str, str], output: Output) -> CommandParser:
@@ -55,18 +56,18 @@ def create_parser(environment: Mapping[str, str], output: Output) -> CommandPars
 
 
 def _declare_sampling(parser: CommandParser) -> None:
-    def declare(name: str, kind: type | Any, default: object, text: str) -> None:
+    def declare(name: str, kind: Callable[[str], Any], default: object, text: str) -> None:
         parser.declare("sampling", name, type=kind, default=default, metavar="VALUE", help=text)
 
     declare("--max-tokens", size, 128, "most tokens of the answer")
     declare("--min-tokens", size, 0, "no end of text before this many")
-    declare("--temperature", float, 0.0, "0 takes the most likely token")
-    declare("--top-p", float, 1.0, "smallest set of tokens with this mass")
-    declare("--top-k", int, 0, "most likely tokens kept; 0 keeps all")
-    declare("--min-p", float, 0.0, "least probability, relative to the most likely token")
-    declare("--presence-penalty", float, 0.0, "taken off tokens of the answer so far")
-    declare("--frequency-penalty", float, 0.0, "taken off per occurrence in the answer so far")
-    declare("--repetition-penalty", float, 1.0, "divides logits of tokens seen so far")
+    declare("--temperature", number, 0.0, "0 takes the most likely token")
+    declare("--top-p", number, 1.0, "smallest set of tokens with this mass")
+    declare("--top-k", integer, 0, "most likely tokens kept; 0 keeps all")
+    declare("--min-p", number, 0.0, "least probability, relative to the most likely token")
+    declare("--presence-penalty", number, 0.0, "taken off tokens of the answer so far")
+    declare("--frequency-penalty", number, 0.0, "taken off per occurrence in the answer so far")
+    declare("--repetition-penalty", number, 1.0, "divides logits of tokens seen so far")
     parser.declare(
         "sampling", "--stop", action="append", default=[], metavar="TEXT", help="may be repeated"
     )
@@ -121,11 +122,16 @@ def read_prompt(arguments: argparse.Namespace, stdin: TextIO) -> str:
     if arguments.prompt_file not in (None, "-"):
         try:
             return Path(arguments.prompt_file).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"--prompt-file {arguments.prompt_file}: {error}") from error
+        except OSError as error:
+            raise ConfigError(f"--prompt-file {arguments.prompt_file}: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"--prompt-file {arguments.prompt_file}: {_NO_TEXT}") from error
     if arguments.prompt_file is None and stdin.isatty():
         raise ConfigError("no prompt; give PROMPT, --prompt-file FILE, or text on stdin")
-    return stdin.read()
+    try:
+        return stdin.read()
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"the prompt on stdin: {_NO_TEXT}") from error
 
 
 def describe(answer: RequestOutput, plan: ResolvedConfig, load_seconds: float) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from heddle.cli.output import Output
-from heddle.cli.parser import CommandParser
+from heddle.cli.parser import CommandParser, is_switched_on
 from heddle.errors import (
     ConfigError,
     HeddleError,
@@ -53,7 +53,12 @@ class Command(Protocol):
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of the console script; returns the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
-    output = Output(as_json="--json" in words, stream=sys.stdout, log=sys.stderr)
+    asked = words[: words.index("--")] if "--" in words else words
+    wants_json, wants_traceback = (
+        f"--{name}" in asked or is_switched_on(os.environ.get(f"HEDDLE_{name.upper()}", ""))
+        for name in ("json", "debug")
+    )
+    output = Output(as_json=wants_json, stream=sys.stdout, log=sys.stderr)
     try:
         return _dispatch(words, os.environ, output)
     except KeyboardInterrupt:
@@ -65,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:
-        return _report(error, output, with_traceback="--debug" in words)
+        return _report(error, output, with_traceback=wants_traceback)
 
 
 def _dispatch(words: Sequence[str], environment: Mapping[str, str], output: Output) -> int:
@@ -100,7 +105,11 @@ def _find(name: str) -> Command:
 def _overview() -> str:
     lines = ["usage: heddle COMMAND ... [--json]", "", "commands:"]
     lines += [f"  {name:<10}{_find(name).SUMMARY}" for name in COMMANDS]
-    lines += ["", "heddle COMMAND --help lists its flags; heddle --version prints the version."]
+    lines += [
+        "",
+        "heddle COMMAND --help lists its flags; heddle --version prints the version.",
+        "A variable HEDDLE_<FLAG> holds the default of a flag: HEDDLE_MAX_TOKENS=8.",
+    ]
     return "\n".join(lines)
 
 

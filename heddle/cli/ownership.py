@@ -129,13 +129,19 @@ def _first_runs(runs: list[dict[str, int]], limit: int = 8) -> str:
 
 
 def _ranks_table(document: dict[str, Any]) -> Table:
-    groups = document["groups"]
+    places = [_places(document["groups"][kind]) for kind in GROUP_KINDS]
     rows: list[list[Cell]] = []
     for rank in range(document["world_size"]):
-        places = [_place(groups[kind], rank) for kind in GROUP_KINDS]
         segments = document["rows"][rank]["segments"]
         computes = " ".join(f"{s['request']}:[{s['start']},{s['end']})" for s in segments)
-        rows.append([rank, *places, *_head_cells(document["heads"], rank), computes])
+        rows.append(
+            [
+                rank,
+                *(place[rank] for place in places),
+                *_head_cells(document["heads"], rank),
+                computes,
+            ]
+        )
     head_columns = ["query heads", "kv heads"] if document["heads"] else []
     layout = document["layout"]
     return Table(
@@ -147,10 +153,13 @@ def _ranks_table(document: dict[str, Any]) -> Table:
     )
 
 
-def _place(groups: list[list[int]], rank: int) -> str:
-    """`group.place` of a rank among the groups of one kind."""
-    number = next(i for i, group in enumerate(groups) if rank in group)
-    return f"{number}.{groups[number].index(rank)}"
+def _places(groups: list[list[int]]) -> dict[int, str]:
+    """`group.place` of every rank among the groups of one kind."""
+    return {
+        rank: f"{number}.{place}"
+        for number, group in enumerate(groups)
+        for place, rank in enumerate(group)
+    }
 
 
 def _head_cells(described: list[dict[str, Any]] | None, rank: int) -> list[str]:

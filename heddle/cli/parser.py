@@ -38,6 +38,12 @@ def normalise(name: str) -> str:
     return name[: len(name) - len(bare)] + bare.replace("_", "-")
 
 
+def is_switched_on(text: str) -> bool:
+    """True for the words that switch a flag on from its variable; any other word is refused later,
+    by the flag itself."""
+    return _WORDS.get(text.lower(), False)
+
+
 class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
     """Shows a default only where there is one to show."""
 
@@ -84,7 +90,7 @@ class CommandParser(argparse.ArgumentParser):
         action = self.sections[section].add_argument(*names, **options)
         self.flags |= dict.fromkeys(action.option_strings, action)
         variable = "HEDDLE_" + action.dest.upper()
-        if action.nargs in (None, 0) and variable in self._environment:
+        if variable in self._environment:
             action.default = self._from_environment(action, variable)
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
@@ -96,7 +102,9 @@ class CommandParser(argparse.ArgumentParser):
         arguments, surplus = self.parse_known_args(self._arrange(words))
         surplus = [word for word in surplus if word != "--"]
         if surplus:
-            self.error(f"unrecognized arguments: {' '.join(surplus)}")
+            self.error(
+                f"unrecognized arguments: {' '.join(surplus)}; text of several words needs quotes"
+            )
         return arguments
 
     def help_topic(self, words: Sequence[str]) -> str | None:
@@ -155,14 +163,19 @@ class CommandParser(argparse.ArgumentParser):
                     f"{variable}={text!r} is not a boolean; legal: {', '.join(_WORDS)}"
                 )
             return _WORDS[text.lower()]
+        # A flag with a list of words reads them from its variable as a shell would.
+        words = [text] if action.nargs is None else text.split()
         try:
-            value = action.type(text) if callable(action.type) else text
+            values = [action.type(word) if callable(action.type) else word for word in words]
         except (ValueError, argparse.ArgumentTypeError) as error:
             raise ConfigError(f"{variable}={text!r} is not legal: {error}") from error
-        if action.choices is not None and value not in action.choices:
+        if not values:
+            raise ConfigError(f"{variable}={text!r} is not legal: expected at least one argument")
+        if action.choices is not None and values[0] not in action.choices:
             legal = ", ".join(map(str, action.choices))
             raise ConfigError(f"{variable}={text!r} is not legal; choose from: {legal}")
-        return [value] if isinstance(action, argparse._AppendAction) else value
+        is_list = isinstance(action, argparse._AppendAction) or action.nargs is not None
+        return values if is_list else values[0]
 
     def _help_on(self, topic: str) -> str:
         if topic in ("", "all"):

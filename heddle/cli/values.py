@@ -13,6 +13,30 @@ _SIZE = re.compile(r"(\d+)(\.\d+)?([kmgtKMGT])?")
 _POWERS = {"k": 1, "m": 2, "g": 3, "t": 4}
 
 
+def integer(text: str) -> int:
+    """A whole number; its sign is judged by whoever uses it.
+
+    Raises:
+        argparse.ArgumentTypeError: anything else.
+    """
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number such as 2") from None
+
+
+def number(text: str) -> float:
+    """A number; its range is judged by whoever uses it.
+
+    Raises:
+        argparse.ArgumentTypeError: anything else.
+    """
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number such as 0.5") from None
+
+
 def size(text: str) -> int:
     """A count with an optional suffix.
 

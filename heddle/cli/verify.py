@@ -10,7 +10,7 @@ from typing import Any
 from heddle.cli.flags import add_engine_flags, add_layout_flags, command_parser, engine_arguments
 from heddle.cli.output import Output, Table
 from heddle.cli.parser import CommandParser
-from heddle.cli.values import size
+from heddle.cli.values import integer, size
 from heddle.config import EngineConfig
 from heddle.errors import ConfigError
 
@@ -36,7 +36,7 @@ def create_parser(environment: Mapping[str, str], output: Output) -> CommandPars
     parser.declare(
         "verify",
         "--world",
-        type=int,
+        type=integer,
         metavar="RANKS",
         help="certify every legal (tp, pcp, dcp) of so many ranks; 2 unless a layout is given",
     )
@@ -71,6 +71,8 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         raise ConfigError("--world and a layout are both given; --world sweeps tp, pcp and dcp")
     if arguments.world is not None and arguments.world < 1:
         raise ConfigError(f"--world {arguments.world} is not legal; a world has at least 1 rank")
+    if arguments.max_tokens < 1:
+        raise ConfigError("--max-tokens 0 is not legal; at least 1 token is compared (nearest: 1)")
     path = resolve_model_path(config.model)
     model = load_model_config(path)
     trials = create_trials(

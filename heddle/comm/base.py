@@ -21,8 +21,8 @@ class Communicator(Protocol):
     """One rank's view of one group.
 
     Every member issues the same calls, in the same order, with equal shapes and dtypes. A group of
-    one returns its input (with the leading axis where stated) and moves nothing. Results are fresh
-    tensors; inputs are not modified.
+    one returns its input (with the leading axis where stated) and moves nothing; callers therefore
+    treat results as read-only. Larger groups return fresh tensors. Inputs are not modified.
 
     Raises (all calls): `CollectiveTimeout` at the deadline, `RankFailed` when a peer is gone,
     `PlanMismatch` where the implementation can see that descriptors differ.

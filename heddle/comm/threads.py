@@ -77,7 +77,8 @@ class ThreadGroup:
 
         Raises:
             BaseException: the first exception that any rank raised, with its traceback and a note
-                that names the rank; the other ranks are stopped at their next collective.
+                that names the rank; the other ranks are stopped at their next collective. So are
+                all of them when the caller itself is interrupted.
         """
         self._hall = Hall()
         results: dict[int, R] = {}
@@ -90,10 +91,14 @@ class ThreadGroup:
             )
             for rank in range(self._world_size)
         ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        try:
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        except BaseException as error:  # the caller was interrupted; its ranks must not wait on
+            self._hall.fail(None, error)
+            raise
         failure = self._hall.failure
         if failure is not None:
             failure.cause.add_note(f"raised on rank {failure.rank} of {self._world_size}")

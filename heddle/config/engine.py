@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -9,8 +10,13 @@ from heddle.config.cache import CacheConfig
 from heddle.config.model import ModelConfig
 from heddle.config.parallel import ParallelConfig
 from heddle.config.scheduler import SchedulerConfig
+from heddle.errors import ConfigError
 
 ExecutorName = Literal["auto", "inline", "threads", "processes", "torchrun"]
+MAX_TIMEOUT_SECONDS = 1_000_000
+"""Above eleven days a limit is none, and waits of the operating system overflow."""
+MAX_THREADS = 1024
+"""OpenMP runtimes crash when they cannot start what was asked for, instead of saying so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,17 +29,43 @@ class EngineConfig:
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     dtype: str = "auto"
+    """Compute dtype; auto is float32 on a CPU, the checkpoint's on a GPU."""
     executor: ExecutorName = "auto"
+    """Where ranks live: in the caller, in threads of it, or in processes."""
     backend: str = "auto"
     """Attention backend: `torch`, `reference` or `auto`."""
     max_model_len: int | None = None
     """Window; None: the model's."""
     seed: int = 0
+    """Seed from which requests without their own get theirs."""
     num_threads: int | None = None
     """Threads of one rank; None: cores / ranks on the host, at least 1."""
     step_timeout_seconds: float = 300.0
+    """Seconds after which a step counts as hung."""
     startup_timeout_seconds: float = 600.0
+    """Seconds in which all ranks must be ready."""
     group_timeout_seconds: float = 60.0
+    """Seconds in which groups of ranks must form."""
+
+    def __post_init__(self) -> None:
+        """Check what needs neither the model nor the machine.
+
+        Raises:
+            ConfigError: a time limit that no clock can keep, or more threads than runtimes survive.
+        """
+        for name in ("step_timeout_seconds", "startup_timeout_seconds", "group_timeout_seconds"):
+            seconds = getattr(self, name)
+            if not (math.isfinite(seconds) and 0 < seconds <= MAX_TIMEOUT_SECONDS):
+                nearest = MAX_TIMEOUT_SECONDS if seconds > 0 else 1
+                raise ConfigError(
+                    f"{name}={seconds:g} is not legal; it is above 0 and at most "
+                    f"{MAX_TIMEOUT_SECONDS} seconds (nearest: {nearest})"
+                )
+        if self.num_threads is not None and self.num_threads > MAX_THREADS:
+            raise ConfigError(
+                f"num_threads={self.num_threads} is not legal; it is at most {MAX_THREADS} "
+                f"(nearest: {MAX_THREADS})"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

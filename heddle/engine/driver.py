@@ -160,18 +160,22 @@ class Driver:
         """Run one step and tell what is new, request by request.
 
         Raises:
-            RankFailed, PlanMismatch: the step failed; this ends every open request, and the engine.
+            RankFailed, PlanMismatch: the step failed, and with it the engine: every later step and
+                every new request is refused.
         """
         self._check_alive()
+        try:
+            return self._run_step()
+        except BaseException as failure:  # an interrupted step leaves ranks and queues half-way
+            self._failure = failure
+            raise
+
+    def _run_step(self) -> list[RequestOutput]:
         scheduled = self._scheduler.schedule()
         if scheduled is None:
             return []
-        try:
-            sampled = self._execute(scheduled)
-        except BaseException as failure:
-            self._failure = failure
-            raise
-        failed = _failed_ids(scheduled, sampled)
+        sampled = self._execute(scheduled)
+        failed = self._with_siblings(_failed_ids(scheduled, sampled))
         tokens = {request_id: found.token_id for request_id, found in sampled.items()}
         self._scheduler.update(scheduled, tokens, failed)
         self.counters.count_step(scheduled)
@@ -203,7 +207,8 @@ class Driver:
 
     def _check_alive(self) -> None:
         if self._failure is not None:
-            raise RankFailed(f"the engine has failed: {self._failure}") from self._failure
+            why = str(self._failure) or f"{type(self._failure).__name__} in the middle of a step"
+            raise RankFailed(f"the engine has failed: {why}; make a new one") from self._failure
 
     def _create_sequences(
         self,
@@ -248,6 +253,15 @@ class Driver:
         check_coverage(replies, step_plan, self._topology.mesh)
         return {found.request_id: found for reply in replies for found in reply.sampled}
 
+    def _with_siblings(self, failed: set[int]) -> set[int]:
+        """All choices of the failed requests: they end together and share a prompt, so the blocks
+        of none of them may be found again."""
+        return {
+            sequence.request_id
+            for request_id in failed
+            for sequence in self._places[request_id].state.sequences
+        }
+
     def _apply(
         self,
         scheduled: ScheduledBatch,
@@ -259,12 +273,14 @@ class Driver:
         for part in scheduled.parts:
             place = self._places.get(part.request.request_id)
             if place is None:
-                continue  # aborted, or another choice of its request has failed
+                continue  # another choice of its request has failed
             found = sampled.get(part.request.request_id)
             if part.request.request_id in failed:
                 self._fail(place.state)
-            elif found is not None:
-                self._take(part, place, found)
+            else:
+                if found is not None:
+                    self._take(part, place, found)
+                self._close_answer(part.request, place.answer)
             if part.request.request_id in failed or part.samples:
                 touched[place.state.request_id] = place.state
         return list(touched.values())
@@ -274,13 +290,18 @@ class Driver:
         place.state.add_prompt_logprobs(
             part.num_computed_tokens + 1, found.prompt_logprobs, self.tokenizer
         )
-        if found.token_id is None:
-            return
+        if found.token_id is None or request.max_output_tokens == 0:
+            return  # a part of a prompt, or a request for no token at all
         place.state.note_token(self._clock())
         stop = place.answer.add(found, request.finish_reason, request.stop_reason)
         if stop is not None:
             self._scheduler.finish(request.request_id, "stop", stop)
-        if place.answer.finish_reason is not None:
+
+    def _close_answer(self, request: Request, answer: Answer) -> None:
+        """Let go of a sequence that has ended."""
+        if answer.finish_reason is None and request.finish_reason is not None:
+            answer.cut_short(request.finish_reason)  # no token was asked for, so none ended it
+        if answer.finish_reason is not None:
             self._forget(request)
 
     def _fail(self, state: RequestState) -> None:

@@ -281,6 +281,12 @@ def _params_per_prompt(
         params = [given or SamplingParams()] * count
     else:
         params = list(given)
+    for each in params:
+        if not isinstance(each, SamplingParams):
+            raise RequestError(
+                f"sampling_params is a SamplingParams or a list of them; {type(each).__name__} "
+                "found"
+            )
     if len(params) != count:
         raise RequestError(
             f"{len(params)} sampling_params for {count} prompts; give one, or one per prompt"

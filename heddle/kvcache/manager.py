@@ -79,10 +79,6 @@ class KVCacheManager:
         """Tokens that the whole pool holds: the longest sequence."""
         return self.num_usable_blocks * self.virtual_block_size
 
-    def admissible(self, num_tokens: int) -> bool:
-        """True if a sequence of so many stored tokens fits into the empty pool."""
-        return num_tokens <= self.usable_tokens
-
     def new_chain(self, cache_salt: str | None = None) -> BlockChain:
         """Chain of a sequence that has no blocks yet; salts do not see each other's content."""
         return BlockChain(root=root_key(self._identity, cache_salt))

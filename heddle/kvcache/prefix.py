@@ -47,10 +47,6 @@ class PrefixIndex:
     def __contains__(self, block: int) -> bool:
         return block in self._nodes
 
-    def node(self, block: int) -> Node:
-        """What a block of the index holds."""
-        return self._nodes[block]
-
     def insert(self, block: int, node: Node) -> bool:
         """Enter a block; False if another block already offers all of these tokens."""
         if self._children.covering(node.parent, node.tokens) is not None:

@@ -20,6 +20,7 @@ _SHORT_FLAGS = {
 _ALWAYS_SHOWN = tuple(_SHORT_FLAGS)[:3]
 _OWN_SETTINGS = ("block_size", "max_model_len")
 _SETTINGS = (*(setting.name for setting in fields(ParallelConfig)), *_OWN_SETTINGS)
+DEFAULT_BLOCK_SIZE = CacheConfig().block_size
 _USER_NAMES = {"kv_interleave_size": "cp_kv_cache_interleave_size"}
 
 
@@ -52,7 +53,7 @@ class LayoutChoice:
     """Every setting that legality depends on."""
 
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
-    block_size: int = field(default_factory=lambda: CacheConfig().block_size)
+    block_size: int = DEFAULT_BLOCK_SIZE
     max_model_len: int | None = None
     """The window that was asked for; None: the model's."""
     model: ModelFacts | None = None

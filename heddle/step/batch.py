@@ -25,9 +25,9 @@ class SampleSpec(msgspec.Struct, frozen=True, kw_only=True):
     eos_token_ids: tuple[int, ...] = ()
     """Masked until `min_tokens` is reached, with the stop ids; empty when EOS is ignored."""
     prompt_token_ids: tuple[int, ...] = ()
-    """Only sent when a penalty or bad word needs it."""
+    """Only sent when the repetition penalty needs them."""
     output_token_ids: tuple[int, ...] = ()
-    """Only sent when a penalty or bad word needs it."""
+    """Only sent when a penalty or bad word needs them."""
     bad_word_ids: tuple[tuple[int, ...], ...] = ()
     """Bad words as token ids."""
     forced_token_id: int | None = None

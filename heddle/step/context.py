@@ -47,7 +47,7 @@ def plan_context_chunks(
         workspace: `W`, rows of gathered context held at once; raised to N*I where it is smaller.
     Returns:
         Chunks whose gathered size `N * padded_local_rows` never exceeds the workspace.
-    Source: docs/architecture.md, "Context in bounded pieces".
+    Source: docs/exchanges.md, "Context in bounded pieces".
     """
     chunks: list[ContextChunk] = []
     open_pieces: list[tuple[ContextPiece, KVLayout]] = []
@@ -58,7 +58,7 @@ def plan_context_chunks(
             end = _furthest_end(layout, start, length, room)
             if end == start:
                 _close(chunks, open_pieces)
-                room = max(workspace, layout.world_size * layout.interleave_size)
+                room = max(workspace, layout.round_size)
                 continue
             open_pieces.append((ContextPiece(request, start, end), layout))
             room -= _gathered_rows(layout, start, end)
@@ -76,8 +76,7 @@ def _furthest_end(layout: KVLayout, start: int, length: int, room: int) -> int:
     """Largest end of a piece that fits: the whole rest, or a whole number of ownership rounds."""
     if _gathered_rows(layout, start, length) <= room:
         return length
-    period = layout.world_size * layout.interleave_size
-    return start + room // period * period
+    return start + room // layout.round_size * layout.round_size
 
 
 def _close(chunks: list[ContextChunk], open_pieces: list[tuple[ContextPiece, KVLayout]]) -> None:
@@ -87,8 +86,9 @@ def _close(chunks: list[ContextChunk], open_pieces: list[tuple[ContextPiece, KVL
     num_ranks = open_pieces[0][1].world_size
     shares = (
         sum(
-            layout.local_len(piece.end, rank) - layout.local_len(piece.start, rank)
+            end - start
             for piece, layout in open_pieces
+            for start, end in [layout.local_range(piece.start, piece.end, rank)]
         )
         for rank in range(num_ranks)
     )

@@ -1,7 +1,7 @@
 """Bytes and calls of each exchange, per rank and layer: the one place for these formulas.
 
-The planner reads them to predict, the tests compare them with what the tracing communicator
-counted.
+Plain numbers in and out, so that a prediction needs no ranks; the tests compare them with what the
+tracing communicator counted.
 
 Legend: `N = P' * k` DCP ranks, `n` rows and `h` query-head lanes that a rank owns, `Dq`, `Do`
 widths of query and partial, `e`, `eo` bytes of a query or KV element and of a partial element, `Ks`
@@ -67,6 +67,8 @@ def partials_return(exchange: str, shape: ExchangeShape, *, copied: bool) -> Cos
         exchange: `ag_rs`, `ag_ar`, `a2a`, or `local` for a group of one.
         shape: sizes.
         copied: COPY rows, which every PCP rank holds and wants back.
+    Raises:
+        ValueError: an exchange without a formula for a group of this size.
     """
     others = shape.world_size - 1
     if others == 0 or shape.num_rows == 0:
@@ -79,7 +81,12 @@ def partials_return(exchange: str, shape: ExchangeShape, *, copied: bool) -> Cos
     out_bytes = shape.partial_width * shape.partial_bytes
     if exchange == "ag_rs":
         return Cost(2, lse_bytes + others * own * out_bytes)
-    return Cost(2, lse_bytes + 2 * others * held * out_bytes // shape.world_size)
+    if exchange == "ag_ar":
+        return Cost(2, lse_bytes + 2 * others * held * out_bytes // shape.world_size)
+    raise ValueError(
+        f"exchange {exchange!r} has no cost in a group of {shape.world_size}; "
+        "those that have one are ag_rs, ag_ar and a2a"
+    )
 
 
 def context_gather(

@@ -45,6 +45,7 @@ def expected_coverage(batch: GlobalBatch, topology: Topology) -> int:
         first = request.num_computed_tokens
         positions = np.arange(first, first + len(request.token_ids), dtype=np.int64)
         table = np.asarray(request.block_table, dtype=np.int64)
+        # Not `layout.slots`, which the ranks ask: a fault in it must not predict itself.
         local = layout.local_index(positions)
         slots = table[local // layout.block_size] * layout.block_size + local % layout.block_size
         total += mix(request.request_id, positions, slots)

@@ -181,6 +181,7 @@ class _Localizer:
         local = rows.local_rows(self.pcp_rank)
         valid = self._valid(self.pcp_rank)
         slot_mapping, coverage = self._slots()
+        visible_lens = self._copy_visible_lens()
         exchange = self.plan.context_exchange
         return RankStep(
             plan=self.plan,
@@ -193,8 +194,8 @@ class _Localizer:
             positions=np.where(valid, self.position_of_row[local], 0),
             slot_mapping=slot_mapping,
             coverage=coverage,
-            copy_parts=tuple(self._copy_parts()),
-            copy_visible=self._copy_visible(),
+            copy_parts=tuple(self._copy_parts(visible_lens)),
+            copy_visible=visible_lens > 0,
             distributed_order=rows.distributed_order,
             distributed_parts=tuple(self._distributed_parts(self.pcp_rank)),
             query_context=tuple(self._query_context()) if exchange == "gather_q" else (),
@@ -255,24 +256,26 @@ class _Localizer:
 
     # -- COPY rows ----------------------------------------------------------------------------
 
-    def _copy_parts(self) -> Iterator[CopyPart]:
+    def _copy_parts(self, visible_lens: IntArray) -> Iterator[CopyPart]:
         for start, end, segment in self._segments(self.pcp_rank, copied=True):
-            request, layout = self._request(segment.request)
-            positions = request.num_computed_tokens + np.arange(
-                segment.start, segment.end, dtype=np.int64
-            )
-            visible = layout.visible_len(positions, self.dcp_rank)
+            request, _ = self._request(segment.request)
+            visible = visible_lens[self.dcp_rank, start:end]
             yield CopyPart(start, end, self._keys(request, 0, int(visible[-1])), visible)
 
-    def _copy_visible(self) -> BoolArray:
-        found = np.zeros((self.dcp_size, self.rows.num_copy), dtype=np.bool_)
-        for start, end, segment in self._segments(self.pcp_rank, copied=True):
-            request, layout = self._request(segment.request)
-            positions = request.num_computed_tokens + np.arange(
-                segment.start, segment.end, dtype=np.int64
-            )
+    def _copy_visible_lens(self) -> IntArray:
+        """`[N, num_copy]`: keys that each COPY row sees on each DCP rank.
+
+        All rows of one layout at once: a step may hold a hundred decodes, each of one row.
+        """
+        found = np.empty((self.dcp_size, self.rows.num_copy), dtype=np.int64)
+        copied = self.rows.gather[: self.rows.num_copy]
+        positions = self.position_of_row[copied]
+        start_ranks = np.array([request.start_rank for request in self.plan.batch.requests])
+        starts = start_ranks[self.request_of_row[copied]]
+        for start_rank in np.unique(starts).tolist():
+            layout, rows = self.topology.kv_layout(start_rank), starts == start_rank
             for rank in range(self.dcp_size):
-                found[rank, start:end] = layout.visible_len(positions, rank) > 0
+                found[rank, rows] = layout.visible_len(positions[rows], rank)
         return found
 
     # -- distributed rows ---------------------------------------------------------------------

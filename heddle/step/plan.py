@@ -70,7 +70,7 @@ def plan(batch: GlobalBatch, topology: Topology) -> StepPlan:
     context_exchange, context_reason = _context_exchange(batch, classes, topology)
     chunks = _context_chunks(batch, classes, topology, context_exchange)
     logits = plan_logits(list(_logits_rows(batch, rows)), rows)
-    choices = (copy_exchange, context_exchange, topology.merge_exchange)
+    exchanges = (copy_exchange, context_exchange, topology.merge_exchange)
     return StepPlan(
         batch=batch,
         rows=rows,
@@ -82,7 +82,7 @@ def plan(batch: GlobalBatch, topology: Topology) -> StepPlan:
         logits=logits,
         reasons=(copy_reason, context_reason),
         coverage=expected_coverage(batch, topology),
-        digest=_digest(batch, rows, choices, chunks, logits),
+        digest=_digest(batch, rows, classes, exchanges, chunks, logits),
     )
 
 
@@ -103,7 +103,7 @@ def _copy_exchange(rows: RowLayout, topology: Topology) -> tuple[str, str]:
     """How partials of COPY rows return, with the reason."""
     if rows.num_copy == 0:
         return "none", "copy rows: none in the batch"
-    return topology.copy_exchange, f"copy rows: {topology.copy_exchange} by configuration"
+    return topology.copy_exchange, f"copy rows: {topology.copy_exchange}, chosen at start"
 
 
 def _context_exchange(
@@ -119,7 +119,7 @@ def _context_exchange(
         return "none", "context: no distributed request has cached tokens"
     return (
         topology.context_exchange,
-        f"context: {topology.context_exchange} by configuration, longest {longest} tokens",
+        f"context: {topology.context_exchange}, chosen at start; longest {longest} tokens",
     )
 
 
@@ -159,11 +159,15 @@ def _logits_rows(batch: GlobalBatch, rows: RowLayout) -> Iterator[int]:
 def _digest(
     batch: GlobalBatch,
     rows: RowLayout,
-    choices: tuple[str, ...],
+    classes: tuple[RowClass, ...],
+    exchanges: tuple[str, ...],
     chunks: tuple[ContextChunk, ...],
     logits: LogitsPlan,
 ) -> int:
-    """BLAKE2b-64 over the batch and what was derived from it."""
+    """BLAKE2b-64 over the batch and what was derived from it.
+
+    Classes are named beside `gather`: on one PCP rank a copied and a split request lie alike.
+    """
     hasher = hashlib.blake2b(digest_size=8)
     hasher.update(msgspec.msgpack.encode(batch))
     hasher.update(rows.gather.tobytes())
@@ -171,7 +175,7 @@ def _digest(
     hasher.update(logits.order.tobytes())
     hasher.update(
         msgspec.msgpack.encode(
-            (choices, [(chunk.padded_local_rows, _pieces(chunk)) for chunk in chunks])
+            (classes, exchanges, [(chunk.padded_local_rows, _pieces(chunk)) for chunk in chunks])
         )
     )
     return int.from_bytes(hasher.digest(), "little")

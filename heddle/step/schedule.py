@@ -53,10 +53,10 @@ def collective_schedule(plan: StepPlan, topology: Topology, global_rank: int) ->
         topology: constants of the engine.
         global_rank: rank in the world.
     """
-    return _Scheduler(plan, topology, global_rank).run()
+    return _ScheduleBuilder(plan, topology, global_rank).run()
 
 
-class _Scheduler:
+class _ScheduleBuilder:
     """Carries the sizes that the parts of a layer share."""
 
     def __init__(self, plan: StepPlan, topology: Topology, global_rank: int) -> None:
@@ -125,8 +125,13 @@ class _Scheduler:
         yield Collective("all_gather", "dcp", (rows, heads), self.partial_dtype)
         if exchange == "ag_rs":
             yield Collective("reduce_scatter", "dcp", (*per_rank, width), self.partial_dtype)
-        else:
+        elif exchange == "ag_ar":
             yield Collective("all_reduce", "dcp", (rows, heads, width), self.partial_dtype)
+        else:
+            raise ValueError(
+                f"exchange {exchange!r} has no calls in the schedule; "
+                "those that have some are ag_rs, ag_ar and a2a"
+            )
 
     def _logits(self) -> Iterator[Collective]:
         logits = self.plan.logits

@@ -37,12 +37,17 @@ def test_no_prompt_two_prompts_or_a_bad_file_are_refused(tmp_path):
         read_prompt(words(), Terminal())
     with pytest.raises(ConfigError, match="both given"):
         read_prompt(words("a", "b"), io.StringIO())
-    with pytest.raises(ConfigError, match="no_such_file"):
+    with pytest.raises(
+        ConfigError, match=r"^--prompt-file no_such_file: No such file or directory$"
+    ):
         read_prompt(words(prompt_file="no_such_file"), io.StringIO())
     binary = tmp_path / "binary"
     binary.write_bytes(b"\xff\xfe\xff")
-    with pytest.raises(ConfigError, match="binary"):
+    with pytest.raises(ConfigError, match="binary: not valid text"):
         read_prompt(words(prompt_file=str(binary)), io.StringIO())
+    piped = io.TextIOWrapper(io.BytesIO(b"\xff\xfe\xff"), encoding="utf-8")
+    with pytest.raises(ConfigError, match="the prompt on stdin: not valid text"):
+        read_prompt(words(), piped)
 
 
 def answer(num_tokens, first, last, cached=0):

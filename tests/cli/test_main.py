@@ -128,6 +128,25 @@ def test_a_default_comes_from_the_environment(monkeypatch, capsys):
     assert "HEDDLE_PREFILL_CONTEXT_PARALLEL_SIZE='none'" in capsys.readouterr().err
 
 
+def test_json_and_debug_from_the_environment_hold_for_errors_too(monkeypatch, capsys):
+    monkeypatch.setattr(main_module, "_find", lambda name: Failing(ConfigError("a setting")))
+    monkeypatch.setenv("HEDDLE_JSON", "yes")
+    assert main(["failing"]) == 2
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["error"]["message"] == "a setting"
+    assert "Traceback" not in captured.err
+    monkeypatch.setenv("HEDDLE_DEBUG", "1")
+    assert main(["failing"]) == 2
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_words_behind_two_dashes_are_no_flags(monkeypatch, capsys):
+    assert main(["show", "--", "--json", "--debug"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "Traceback" not in captured.err
+
+
 def test_an_ignored_flag_is_said_on_stderr(capsys):
     assert main(["show", "--enforce-eager", "--json"]) == 0
     captured = capsys.readouterr()

@@ -89,7 +89,7 @@ def test_a_list_flag_takes_words_up_to_the_next_flag():
     ("words", "message"),
     [
         (("demo", "-tp"), "expected one argument"),
-        (("demo", "-tp", "two"), "invalid int value: 'two'"),
+        (("demo", "-tp", "two"), "'two' is not a whole number such as 2"),
         (("demo", "--dcp-comm-backend", "nccl"), "invalid choice: 'nccl'"),
         (("demo", "one", "two"), "unrecognized arguments: two"),
         ((), "required: model"),
@@ -137,6 +137,12 @@ def test_the_environment_is_below_a_flag_and_above_the_default():
     assert parse("demo").tensor_parallel_size == 1
 
 
+def test_a_list_flag_reads_words_from_its_variable():
+    environment = {"HEDDLE_LENGTHS": "16 32"}
+    assert parse("demo", environment=environment).lengths == [16, 32]
+    assert parse("demo", "--lengths", "5", environment=environment).lengths == [5]
+
+
 @pytest.mark.parametrize(
     ("variable", "text"),
     [
@@ -144,6 +150,8 @@ def test_the_environment_is_below_a_flag_and_above_the_default():
         ("HEDDLE_CHAT", "perhaps"),
         ("HEDDLE_DCP_COMM_BACKEND", "nccl"),
         ("HEDDLE_LIMIT", "1.5K"),
+        ("HEDDLE_LENGTHS", "16 many"),
+        ("HEDDLE_LENGTHS", ""),
     ],
 )
 def test_a_bad_variable_is_named(variable, text):

@@ -4,7 +4,7 @@ import argparse
 
 import pytest
 
-from heddle.cli.values import heads, size, size_or_auto
+from heddle.cli.values import heads, integer, number, size, size_or_auto
 
 
 @pytest.mark.parametrize(
@@ -35,6 +35,13 @@ def test_sizes_read_as_vllm_users_write_them(text, value):
 def test_what_is_not_a_count_is_refused(text):
     with pytest.raises(argparse.ArgumentTypeError, match=r"is (not|finer)"):
         size(text)
+
+
+def test_numbers_are_converted_or_refused_in_plain_words():
+    assert (integer("-2"), number("0.5"), number("1e-3")) == (-2, 0.5, 0.001)
+    for convert, text in ((integer, "two"), (integer, "1.5"), (integer, ""), (number, "hot")):
+        with pytest.raises(argparse.ArgumentTypeError, match=f"^'{text}' is not a .*such as"):
+            convert(text)
 
 
 def test_auto_is_none():

@@ -403,6 +403,51 @@ def test_max_tokens_is_cut_to_the_room() -> None:
     assert output.outputs[0].finish_reason == "length"
 
 
+@pytest.mark.parametrize("num_logprobs", [None, 1])
+def test_answer_without_any_token_ends_with_its_prompt(num_logprobs: int | None) -> None:
+    params = greedy(prompt_logprobs=num_logprobs)
+    object.__setattr__(params, "max_tokens", 0)  # refused for callers; a door with echo needs it
+    driver, _ = create(max_num_batched_tokens=4)
+    driver.add(ids(*range(2, 12)), params)
+    last: list[RequestOutput] = []
+    for _ in range(10):
+        last += driver.step()
+    assert not driver.has_work
+    assert last[-1].finished
+    assert (last[-1].outputs[0].token_ids, last[-1].outputs[0].finish_reason) == ((), "length")
+    if num_logprobs is not None:
+        assert last[-1].prompt_logprobs is not None
+        assert len([entry for entry in last[-1].prompt_logprobs if entry]) == 9
+
+
+def test_no_block_of_a_failed_request_is_found_again_whichever_choice_failed() -> None:
+    prompt = list(range(2, 10))
+    params = SamplingParams(n=2, seed=0, max_tokens=9, ignore_eos=True)
+    healthy, _ = create()
+    healthy.add(ids(*prompt), params)
+    first, second = (answer.token_ids for answer in drain(healthy)["0"].outputs)
+    poisoned = [*prompt, *first[:6]]
+    assert poisoned != [*prompt, *second[:6]]
+    executor = FakeExecutor(resolved_config(), is_poisoned=lambda tokens: tokens == poisoned)
+    driver, _ = create(executor)
+    driver.add(ids(*prompt), params)
+    assert drain(driver)["0"].error is not None
+    driver.add(ids(*prompt), greedy(1))  # writes good blocks of the same prompt
+    drain(driver)
+    driver.add(ids(*prompt, *second[:6]), greedy(1))
+    assert drain(driver)["2"].num_cached_tokens == len(prompt)
+
+
+def test_interrupted_step_is_named_by_what_comes_after() -> None:
+    driver, executor = create()
+    driver.add(ids(3, 4), greedy(5))
+    executor.failure = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        driver.step()
+    with pytest.raises(RankFailed, match="KeyboardInterrupt in the middle of a step; make a new"):
+        driver.add(ids(3), greedy())
+
+
 def test_failed_rank_ends_the_engine() -> None:
     driver, executor = create()
     driver.add(ids(3, 4), greedy(5))

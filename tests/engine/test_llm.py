@@ -146,6 +146,8 @@ def test_stop_string_cuts_the_text(llm: LLM) -> None:
 def test_parameters_must_match_in_number(llm: LLM) -> None:
     with pytest.raises(RequestError, match="2 sampling_params for 3 prompts"):
         llm.generate(["a", "b", "c"], [GREEDY, GREEDY])
+    with pytest.raises(RequestError, match="a SamplingParams or a list of them; str found"):
+        llm.generate("a", {"temperature": 0.0})  # type: ignore[arg-type]
     assert llm.generate([], GREEDY) == []
 
 

@@ -53,6 +53,13 @@ def test_what_is_neither_path_nor_hub_id_is_refused_at_once(name: str) -> None:
         resolve_model_path(name)
 
 
+@pytest.mark.usefixtures("no_network")
+@pytest.mark.parametrize("name", ["~no-such-user-here/model", "x" * 300 + "/" + "y" * 300])
+def test_a_path_that_cannot_be_looked_for_is_refused_by_name(name: str) -> None:
+    with pytest.raises(ModelFileError, match=r"^model='.*(cannot be looked for|is neither a path)"):
+        resolve_model_path(name)
+
+
 def test_a_hub_id_is_fetched_at_its_revision(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -109,7 +109,7 @@ class FakeExecutor:
         self._is_poisoned = is_poisoned
         self._logits = logits or (lambda tokens: toy_logits(tokens, resolved.model.vocab_size))
         self.batches: list[GlobalBatch] = []
-        self.failure: Exception | None = None
+        self.failure: BaseException | None = None
         self.is_closed = False
 
     @property

@@ -45,11 +45,15 @@ def flash(
         # Lanes of a group take the place of rows: views of the inputs are views for the kernel.
         out, lse = _kernel(query, _batched(key), _batched(value), scale=scale)
         return None if _is_doubtful(lse) else AttentionState(out.flatten(1, 2), lse.flatten(1, 2))
+    if not is_causal:
+        # Folded rows are many, and the kernel then walks the keys in larger tiles.
+        out, lse = _kernel(_folded(query), _batched(key), _batched(value), scale=scale)
+        return None if _is_doubtful(lse) else _unfolded(out[0], lse[0], query)
     out, lse = _kernel(
         query.permute(1, 2, 0, 3),  # [Kg, G, R, D]
         _repeated(key, query.shape[2]),
         _repeated(value, query.shape[2]),
-        is_causal=is_causal,
+        is_causal=True,
         scale=scale,
     )
     if _is_doubtful(lse):
@@ -66,6 +70,21 @@ def _batched(rows: torch.Tensor) -> torch.Tensor:
     return rows.transpose(0, 1).unsqueeze(0)
 
 
+def _folded(query: torch.Tensor) -> torch.Tensor:
+    """`[R, Kg, G, D]` as `[1, Kg, R * G, D]`: without a mask, lanes are just more rows."""
+    _, heads, _, width = query.shape
+    return query.transpose(0, 1).reshape(1, heads, -1, width)
+
+
+def _unfolded(out: torch.Tensor, lse: torch.Tensor, query: torch.Tensor) -> AttentionState:
+    """`[Kg, R * G, D]` back to rows and lanes, lse `[R, Kg * G]`."""
+    rows, heads, lanes, width = query.shape
+    return AttentionState(
+        out.view(heads, rows, lanes, width).transpose(0, 1).flatten(1, 2),
+        lse.view(heads, rows, lanes).transpose(0, 1).flatten(1, 2),
+    )
+
+
 def _repeated(rows: torch.Tensor, lanes: int) -> torch.Tensor:
     """`[L, Kg, D]` as a view `[Kg, G, L, D]`, with stride 0 over the lanes."""
     return rows.transpose(0, 1).unsqueeze(1).expand(-1, lanes, -1, -1)
@@ -75,11 +94,10 @@ def _flash_split(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
 ) -> AttentionState | None:
     """Equal parts of the keys side by side, then the remainder, then one merge."""
-    rows, heads, lanes, width = query.shape
     part = key.shape[0] // SPLIT_PARTS
     cut = part * SPLIT_PARTS
-    cut_shape = (SPLIT_PARTS, part, heads, width)
-    folded = query.transpose(0, 1).reshape(1, heads, rows * lanes, width)
+    cut_shape = (SPLIT_PARTS, part, *key.shape[1:])
+    folded = _folded(query)
     out, lse = _kernel(
         folded.expand(SPLIT_PARTS, -1, -1, -1),  # [parts, Kg, R * G, D]
         key[:cut].view(cut_shape).transpose(1, 2),  # [parts, Kg, part, D]
@@ -92,7 +110,4 @@ def _flash_split(
     if _is_doubtful(lse):
         return None
     whole = merge(AttentionState(out, lse), strict=False)
-    return AttentionState(
-        whole.out.view(heads, rows, lanes, width).transpose(0, 1).flatten(1, 2),
-        whole.lse.view(heads, rows, lanes).transpose(0, 1).flatten(1, 2),
-    )
+    return _unfolded(whole.out, whole.lse, query)

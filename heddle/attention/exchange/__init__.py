@@ -9,12 +9,6 @@ from heddle.attention.exchange.base import Exchange
 from heddle.errors import ConfigError
 
 
-def _create_local(*, strict: bool) -> Exchange:  # noqa: ARG001 - it merges nothing
-    from heddle.attention.exchange.local import LocalExchange
-
-    return LocalExchange()
-
-
 def _create_ag_rs(*, strict: bool) -> Exchange:
     from heddle.attention.exchange.ag_rs import AllGatherReduceScatter
 
@@ -35,13 +29,12 @@ def _create_a2a(*, strict: bool) -> Exchange:
 
 EXCHANGES: MappingProxyType[str, Callable[..., Exchange]] = MappingProxyType(
     {
-        "local": _create_local,
         "ag_rs": _create_ag_rs,
         "ag_ar": _create_ag_ar,
         "a2a": _create_a2a,
     }
 )
-"""Creators; `local` is for groups of one, the others for any size."""
+"""Creators. In a group of one nothing is exchanged, so none is asked for."""
 
 
 def create_exchange(name: str, *, strict: bool = False) -> Exchange:

@@ -54,5 +54,7 @@ class AttentionKind(Protocol):
         ...
 
     def finish(self, out: torch.Tensor) -> torch.Tensor:
-        """`[R, h, Do]` from stored rows -> `[R, h, Dv]`; linear, so it may follow the merge."""
+        """`[R, h, Do]` from stored rows -> `[R, h, Dv]`, dtype kept; linear, so it may follow the
+        merge.
+        """
         ...

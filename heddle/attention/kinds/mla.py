@@ -67,5 +67,5 @@ class MLAKind:
         return [HeadRun(lane, lane, lane + 1) for run in runs for lane in range(run.start, run.end)]
 
     def finish(self, out: torch.Tensor) -> torch.Tensor:
-        """Value up-projection of `[R, h, lat]`."""
-        return torch.einsum("rhl,hlv->rhv", out.to(self.value_up.dtype), self.value_up)
+        """Value up-projection of `[R, h, lat]`, in the width of the partial: it may merge on."""
+        return torch.einsum("rhl,hlv->rhv", out, self.value_up.to(out.dtype))

@@ -2,6 +2,9 @@
 
 Rank i holds ids `[floor(n*i/tp), floor(n*(i+1)/tp))`. A lookup sums over ranks, all but one of
 which give zeros; logits are gathered, each rank's slice padded to the largest, then trimmed.
+
+The matrix is laid out `[E, ids]`, which the product for the logits reads in order; a lookup picks
+columns, so that tied weights need no second copy.
 """
 
 from __future__ import annotations
@@ -17,9 +20,9 @@ from heddle.models.weights.loader import WeightLoader
 
 @dataclass(frozen=True, slots=True)
 class VocabularyShard:
-    """This rank's rows of an embedding or of the output matrix."""
+    """This rank's ids of an embedding or of the output matrix."""
 
-    weight: torch.Tensor  # [ids of this rank, E]
+    weight: torch.Tensor  # [E, ids of this rank]
     vocab_size: int
     shard: Shard
 
@@ -33,11 +36,14 @@ class VocabularyShard:
             `[M, E]`, same on all ranks.
         """
         if self.shard.size == 1:
-            return functional.embedding(token_ids, self.weight)
+            return self._rows(token_ids)
         start, end = self.shard.cut(self.vocab_size)
         is_elsewhere = (token_ids < start) | (token_ids >= end)
-        rows = functional.embedding((token_ids - start).masked_fill_(is_elsewhere, 0), self.weight)
+        rows = self._rows((token_ids - start).masked_fill_(is_elsewhere, 0))
         return self.shard.sum(rows.masked_fill_(is_elsewhere[:, None], 0))
+
+    def _rows(self, local_ids: torch.Tensor) -> torch.Tensor:
+        return self.weight.index_select(1, local_ids).t().contiguous()
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Scores of every token.
@@ -48,7 +54,7 @@ class VocabularyShard:
         Returns:
             `[R, vocab_size]`, same on all ranks.
         """
-        local = functional.linear(hidden, self.weight)
+        local = hidden @ self.weight
         size = self.shard.size
         if size == 1:
             return local
@@ -64,4 +70,4 @@ def load_vocabulary(
 ) -> VocabularyShard:
     """Load a rank's rows of the matrix called `name`."""
     weight = loader.load(f"{name}.weight", (vocab_size, hidden_size), rows=shard.cut(vocab_size))
-    return VocabularyShard(weight, vocab_size, shard)
+    return VocabularyShard(weight.t().contiguous(), vocab_size, shard)

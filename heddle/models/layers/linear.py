@@ -3,6 +3,10 @@
 A *column* cut gives each rank some of the outputs; a *row* cut gives each rank some of the inputs,
 so that its result is a part of a sum. A column cut followed by a row cut needs one sum over ranks
 and nothing in between.
+
+Weights are laid out `[in, out]`, as the transpose of the checkpoint's. A product of one row then
+runs along the outputs and reads memory once, in order; on CPUs that made one decode row up to 1.7
+times as fast as `[out, in]` and a prefill chunk 1.15 times (`docs/log.md`).
 """
 
 from __future__ import annotations
@@ -11,7 +15,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch.nn import functional
 
 from heddle.models.layers.shard import Shard
 from heddle.models.weights.loader import WeightLoader
@@ -20,14 +23,21 @@ from heddle.models.weights.source import Span
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """`x @ weight.T + bias`."""
+    """`x @ weight + bias`."""
 
-    weight: torch.Tensor  # [out, in] of this rank
+    weight: torch.Tensor  # [in, out] of this rank
     bias: torch.Tensor | None = None  # [out]
+
+    @classmethod
+    def of(cls, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
+        """From a matrix as checkpoints hold it, `[out, in]`."""
+        return cls(weight.t().contiguous(), bias)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """`[M, in]` -> `[M, out]`."""
-        return functional.linear(x, self.weight, self.bias)
+        if self.bias is None:
+            return x @ self.weight
+        return torch.addmm(self.bias, x, self.weight)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +67,7 @@ def load_columns(loader: WeightLoader, parts: Sequence[ColumnPart], num_inputs: 
         if bias is not None and part.has_bias:
             loader.fill(bias[start:end], f"{part.name}.bias", (part.size,), part.span)
         start += part.room
-    return Linear(weight, bias)
+    return Linear.of(weight, bias)
 
 
 def load_rows(
@@ -73,7 +83,7 @@ def load_rows(
     """A matrix of which this rank holds the inputs in `span`; all ranks' results add up."""
     weight = loader.load(f"{name}.weight", (num_outputs, num_inputs), cols=span)
     if not has_bias:
-        return Linear(weight)
+        return Linear.of(weight)
     bias = loader.load(f"{name}.bias", (num_outputs,))
     # One rank adds the bias, else the sum would hold it once per rank.
-    return Linear(weight, bias if shard.rank == 0 else None)
+    return Linear.of(weight, bias if shard.rank == 0 else None)

@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from heddle.config import EngineConfig
+from heddle.config.engine import MAX_THREADS, MAX_TIMEOUT_SECONDS
+from heddle.errors import ConfigError
+
+TIMEOUTS = ("step_timeout_seconds", "startup_timeout_seconds", "group_timeout_seconds")
+
+
+@pytest.mark.parametrize("name", TIMEOUTS)
+@pytest.mark.parametrize(
+    ("seconds", "nearest"),
+    [(0.0, 1), (-3.0, 1), (math.nan, 1), (math.inf, MAX_TIMEOUT_SECONDS), (1e9, 1_000_000)],
+)
+def test_limit_that_no_clock_can_keep_is_refused(name: str, seconds: float, nearest: int) -> None:
+    with pytest.raises(ConfigError, match=rf"^{name}=.* \(nearest: {nearest}\)$"):
+        EngineConfig(model="demo", **{name: seconds})
+    assert getattr(EngineConfig(model="demo", **{name: nearest}), name) == nearest
+
+
+def test_threads_that_no_runtime_starts_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"num_threads=9999999 .* \(nearest: 1024\)"):
+        EngineConfig(model="demo", num_threads=9_999_999)
+    assert EngineConfig(model="demo", num_threads=MAX_THREADS).num_threads == 1024
