@@ -191,8 +191,8 @@ class ThreadCommunicator:
     def _meet(self, op: str, tensor: torch.Tensor) -> list[torch.Tensor]:
         call = Call(op, tuple(tensor.shape), str(tensor.dtype))
         copy = tensor.clone(memory_format=torch.contiguous_format)
-        own_limit = time.monotonic() + self._timeout_seconds
-        if self._deadline is None or self._deadline > own_limit:
+        if self._deadline is None:
+            own_limit = time.monotonic() + self._timeout_seconds
             limit = f"the group limit of {self._timeout_seconds} s"
             return self._meeting.meet(self._place, call, copy, own_limit, limit)
         return self._meeting.meet(self._place, call, copy, self._deadline, "the deadline")

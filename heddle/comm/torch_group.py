@@ -40,6 +40,7 @@ def create_torch_world(
     store_path: str | None,
     device: torch.device | str = "cpu",
     timeout_seconds: float = 60.0,
+    longest_wait_seconds: float | None = None,
     idle_timeout_seconds: float = 7 * 86400.0,
     interface: str | None = None,
 ) -> TorchWorld:
@@ -51,7 +52,10 @@ def create_torch_world(
         store_path: a file that all ranks can reach and that did not exist before; it opens no port.
             None: the address that a launcher put into the environment.
         device: where tensors live; `cpu` chooses gloo, `cuda` NCCL.
-        timeout_seconds: the longest a collective may wait, and the longest to form a group.
+        timeout_seconds: the longest to meet the other ranks, and the longest that a collective
+            waits while no deadline is set.
+        longest_wait_seconds: the longest that any deadline will be away; None: `timeout_seconds`.
+            The library ends a collective at this age by itself.
         idle_timeout_seconds: the longest that `broadcast_bytes` waits for the next message.
         interface: network interface for gloo, for example `lo` on one host; None: gloo's choice.
 
@@ -79,18 +83,25 @@ def create_torch_world(
             f"rank {rank}: {world_size} ranks did not form a group within {timeout_seconds} s: "
             f"{error}"
         ) from error
-    return TorchWorld(rank, world_size, timeout_seconds, control)
+    longest = max(timeout_seconds, longest_wait_seconds or 0.0)
+    return TorchWorld(rank, world_size, timeout_seconds, longest, control)
 
 
 class TorchWorld:
     """One process's way to its groups; see `create_torch_world`."""
 
     def __init__(
-        self, rank: int, world_size: int, timeout_seconds: float, control: dist.ProcessGroup
+        self,
+        rank: int,
+        world_size: int,
+        timeout_seconds: float,
+        longest_wait_seconds: float,
+        control: dist.ProcessGroup,
     ) -> None:
         self._rank = rank
         self._world_size = world_size
         self._timeout_seconds = timeout_seconds
+        self._longest_wait_seconds = longest_wait_seconds
         self._control = control
 
     @property
@@ -160,7 +171,9 @@ class TorchWorld:
     def _form(self, kind: GroupKind, ranks: Sequence[int]) -> dist.ProcessGroup:
         try:
             made: dist.ProcessGroup = dist.new_group(
-                sorted(ranks), timeout=timedelta(seconds=self._timeout_seconds), group_desc=kind
+                sorted(ranks),
+                timeout=timedelta(seconds=self._longest_wait_seconds),
+                group_desc=kind,
             )
         except RuntimeError as error:
             raise RankFailed(f"{kind} group {list(ranks)} was not formed: {error}") from error
@@ -268,7 +281,7 @@ class TorchCommunicator:
         return blocks if self._is_sorted else blocks.index_select(0, order.to(blocks.device))
 
     def _call(self, op: str, tensor: torch.Tensor, start: Callable[[], Any]) -> None:
-        """Start a collective and wait for it, until the deadline or the group's own limit."""
+        """Start a collective and wait for it until the deadline; without one, the own limit."""
         what = f"{self._kind} {op} of {tensor.dtype} {list(tensor.shape)} among {list(self._ranks)}"
         if self._failure is not None:
             # A group that has failed may still hold half a collective: it cannot be used again.
@@ -276,7 +289,7 @@ class TorchCommunicator:
         began = time.monotonic()
         limit = self._timeout_seconds
         if self._deadline is not None:
-            limit = min(limit, self._deadline - began)
+            limit = self._deadline - began
         try:
             if limit <= 0:
                 raise CollectiveTimeout(f"{what}: the deadline passed before it began")

@@ -171,6 +171,19 @@ def test_a_deadline_holds_for_every_later_call():
         ThreadGroup(3).run(body)
 
 
+def test_a_deadline_beyond_the_limit_of_the_group_is_waited_for():
+    """A long step has a late deadline; the group's own limit is for calls without one."""
+
+    def body(world):
+        group = world.group("tp", [[0, 1]])
+        group.set_deadline(time.monotonic() + 30)
+        if world.global_rank == 1:
+            time.sleep(0.5)
+        return int(group.all_reduce(torch.tensor(1)))
+
+    assert ThreadGroup(2, timeout_seconds=0.1).run(body) == [2, 2]
+
+
 def test_without_a_deadline_the_limit_of_the_group_holds():
     def body(world):
         group = whole(world)

@@ -32,6 +32,7 @@ def rank_main(body, rank, size, path, pipe: Connection):
             world_size=size,
             store_path=path,
             timeout_seconds=LIMIT_SECONDS,
+            longest_wait_seconds=4 * LIMIT_SECONDS,
             interface="lo",
         )
         result = body(world)
@@ -190,6 +191,19 @@ def test_a_deadline_is_a_collective_timeout(tmp_path):
     assert second == "RankFailed"
     assert "has failed before" in again
     assert at_once < 0.4
+
+
+def wait_beyond_the_own_limit(world):
+    group = world.group("tp", [[0, 1]])
+    group.set_deadline(time.monotonic() + 3 * LIMIT_SECONDS)
+    if world.global_rank == 1:
+        time.sleep(1.2 * LIMIT_SECONDS)
+    return int(group.all_reduce(torch.tensor(1)))
+
+
+@pytest.mark.dist
+def test_a_deadline_beyond_the_own_limit_is_waited_for(tmp_path):
+    assert run_processes(wait_beyond_the_own_limit, 2, tmp_path) == [2, 2]
 
 
 def pass_a_deadline(world):

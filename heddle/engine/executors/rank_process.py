@@ -83,6 +83,7 @@ def _serve(messages: BlockingChannel[ToRank], watch: DeathWatch) -> None:
         world_size=resolved.parallel.world_size,
         store_path=os.path.join(start.store_directory, "store"),
         timeout_seconds=resolved.group_timeout_seconds,
+        longest_wait_seconds=resolved.step_timeout_seconds,
         interface="lo" if sys.platform == "linux" else "lo0",
     )
 

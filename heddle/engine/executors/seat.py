@@ -49,6 +49,7 @@ class Seat:
             world_size=launch.world_size,
             store_path=None,
             timeout_seconds=resolved.group_timeout_seconds,
+            longest_wait_seconds=resolved.step_timeout_seconds,
             interface="lo" if on_one_host else None,
         )
         agreed = self._adopt(resolved)
