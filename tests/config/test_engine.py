@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 
@@ -26,3 +27,20 @@ def test_threads_that_no_runtime_starts_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"num_threads=9999999 .* \(nearest: 1024\)"):
         EngineConfig(model="demo", num_threads=9_999_999)
     assert EngineConfig(model="demo", num_threads=MAX_THREADS).num_threads == 1024
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("seed", None),
+        ("seed", "7"),
+        ("seed", 1.5),
+        ("num_threads", "2"),
+        ("num_threads", 1.5),
+        ("max_model_len", "512"),
+        *((name, value) for name in TIMEOUTS for value in ("5", None)),
+    ],
+)
+def test_value_of_another_type_is_refused_by_name(name: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=rf"^{name}={value!r} is not legal; it is a .*number$"):
+        EngineConfig(model="demo", **{name: value})

@@ -57,6 +57,7 @@ def test_every_form_is_parsed(prompt: object, expected: PromptInput) -> None:
         (b"bytes", "not bytes"),
         ({}, "needs `prompt`"),
         ({"promt": "a"}, "unknown prompt key 'promt'"),
+        ({1: 2, "promt": "a"}, "unknown prompt key 1"),
         ({"prompt": 3}, "`prompt` is text, not int"),
         ({"prompt_token_ids": "12"}, "`prompt_token_ids` is a list, not str"),
         ({"prompt": "a", "cache_salt": "x" * 129}, "at most 128 characters"),

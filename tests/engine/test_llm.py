@@ -278,3 +278,27 @@ def test_import_is_light_and_names_are_all_there() -> None:
     assert done.stdout.strip() == "False False"
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = heddle.nothing
+
+
+@pytest.mark.parametrize("params", [5, SamplingParams, {"max_tokens": 3}])
+def test_parameters_of_another_type_are_refused(llm: LLM, params: Any) -> None:
+    with pytest.raises(RequestError, match=r"sampling_params is .*; (int|type|dict) found"):
+        llm.generate([3], params)
+
+
+@pytest.mark.parametrize("talk", [None, {"role": "user", "content": "a"}, "hello", 5])
+def test_conversation_of_another_type_is_refused(llm: LLM, talk: Any) -> None:
+    name = type(talk).__name__
+    with pytest.raises(RequestError, match=f"a conversation is a list of messages, not {name}"):
+        llm.chat(talk, GREEDY)
+
+
+def test_bad_conversation_in_a_list_refuses_itself_alone(llm: LLM) -> None:
+    good, bad = llm.chat([[{"role": "user", "content": "a"}], None], GREEDY)  # type: ignore[list-item]
+    assert good.error is None
+    assert "a conversation is a list of messages, not NoneType" in str(bad.error)
+
+
+def test_message_without_a_role_says_so(llm: LLM) -> None:
+    with pytest.raises(RequestError, match=r"'role' .* text, not None"):
+        llm.chat([{"content": "a"}], GREEDY)

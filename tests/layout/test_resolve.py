@@ -150,3 +150,25 @@ def test_a_sliding_window_is_refused_unless_the_window_is_within() -> None:
 def test_other_settings_are_refused_in_words(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         resolved(**settings)
+
+
+@pytest.mark.parametrize("name", ["max_num_seqs", "max_num_batched_tokens"])
+@pytest.mark.parametrize("value", ["8", 8.0, True, None])
+def test_limit_that_is_no_whole_number_is_refused(name: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=rf"{name}={value!r} is not legal; it is a whole number"):
+        resolved(scheduler=SchedulerConfig(**{name: value}))
+
+
+@pytest.mark.parametrize("value", [2.0, "2", True])
+def test_pool_that_is_no_whole_number_is_refused(value: Any) -> None:
+    with pytest.raises(ConfigError, match=rf"num_gpu_blocks_override={value!r} is not legal"):
+        resolved(cache=CacheConfig(num_blocks_override=value))
+
+
+@pytest.mark.parametrize("sizes", [("2", 1), ("2", "2"), (None, 1), (1.0, 1)])
+def test_size_that_is_no_whole_number_is_refused_by_name(sizes: tuple[Any, Any]) -> None:
+    tp, pcp = sizes
+    with pytest.raises(TopologyError, match=rf"tensor_parallel_size={tp!r} is not legal"):
+        resolved(
+            parallel=ParallelConfig(tensor_parallel_size=tp, prefill_context_parallel_size=pcp)
+        )
