@@ -46,7 +46,8 @@ def create_parser(environment: Mapping[str, str], output: Output) -> CommandPars
     """Model, prompt, sampling, layout and engine flags."""
     parser = command_parser("generate", SUMMARY, environment, output)
     parser.add_argument("model", metavar="MODEL", help="demo, a folder, a .gguf file or a hub id")
-    parser.add_argument("prompt", metavar="PROMPT", nargs="?", help="text; absent: stdin")
+    words = "text; absent: stdin, its last newline included"
+    parser.add_argument("prompt", metavar="PROMPT", nargs="?", help=words)
     parser.declare("prompt", "--prompt-file", metavar="FILE", help="read the prompt; - is stdin")
     parser.declare("prompt", "--chat", action="store_true", help="the prompt is a user message")
     _declare_sampling(parser)
@@ -108,8 +109,8 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     return 0
 
 
-def read_prompt(arguments: argparse.Namespace, stdin: TextIO) -> str:
-    """The prompt from the one place that was named: an argument, a file, or stdin.
+def read_prompt(arguments: argparse.Namespace, stdin: TextIO | None) -> str:
+    """The prompt from the one place that was named: an argument, a file, or stdin (None: closed).
 
     Raises:
         ConfigError: none or two of them, or a file that cannot be read as text.
@@ -126,7 +127,7 @@ def read_prompt(arguments: argparse.Namespace, stdin: TextIO) -> str:
             raise ConfigError(f"--prompt-file {arguments.prompt_file}: {error.strerror}") from error
         except UnicodeDecodeError as error:
             raise ConfigError(f"--prompt-file {arguments.prompt_file}: {_NO_TEXT}") from error
-    if arguments.prompt_file is None and stdin.isatty():
+    if stdin is None or (arguments.prompt_file is None and stdin.isatty()):
         raise ConfigError("no prompt; give PROMPT, --prompt-file FILE, or text on stdin")
     try:
         return stdin.read()

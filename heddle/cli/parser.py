@@ -146,8 +146,9 @@ class CommandParser(argparse.ArgumentParser):
     def _refuse_or_ignore(self, name: str, has_value: bool, left: deque[str]) -> None:
         foreign = FOREIGN_FLAGS.get(name)
         if foreign is None:
-            near = difflib.get_close_matches(name, self.flags, n=1, cutoff=0.5)
-            hint = f"the nearest flag is {near[0]}" if near else f"see {self.prog} --help"
+            bare = {flag.lstrip("-"): flag for flag in self.flags}  # dashes are no likeness
+            near = difflib.get_close_matches(name.lstrip("-"), bare, n=1, cutoff=0.5)
+            hint = f"the nearest flag is {bare[near[0]]}" if near else f"see {self.prog} --help"
             raise ConfigError(f"{name} is not a flag of {self.prog}; {hint}")
         if foreign.refused:
             raise ConfigError(f"{name} is not available in this version: {foreign.why}")

@@ -51,10 +51,18 @@ class EngineConfig:
         """Check what needs neither the model nor the machine.
 
         Raises:
-            ConfigError: a time limit that no clock can keep, or more threads than runtimes survive.
+            ConfigError: a value of another type, a time limit that no clock can keep, or more
+                threads than runtimes survive.
         """
+        for name in ("seed", "num_threads", "max_model_len"):
+            value = getattr(self, name)
+            is_whole = isinstance(value, int) and not isinstance(value, bool)
+            if not is_whole and (value is not None or name == "seed"):
+                raise ConfigError(f"{name}={value!r} is not legal; it is a whole number")
         for name in ("step_timeout_seconds", "startup_timeout_seconds", "group_timeout_seconds"):
             seconds = getattr(self, name)
+            if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
+                raise ConfigError(f"{name}={seconds!r} is not legal; it is a number")
             if not (math.isfinite(seconds) and 0 < seconds <= MAX_TIMEOUT_SECONDS):
                 nearest = MAX_TIMEOUT_SECONDS if seconds > 0 else 1
                 raise ConfigError(

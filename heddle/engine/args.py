@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import os
+import typing
 from typing import Any
 
 from heddle.config import CacheConfig, EngineConfig, ParallelConfig, SchedulerConfig
+from heddle.errors import ConfigError
 
 _SECTIONS: dict[str, type] = {
     "parallel": ParallelConfig,
@@ -24,7 +27,16 @@ _COMMAND_LINE_NAMES = {
 }
 
 
-def engine_config(model: str, **arguments: Any) -> EngineConfig:
+_KINDS: dict[object, tuple[str, tuple[type, ...]]] = {
+    int: ("a whole number", (int,)),
+    float: ("a number", (int, float)),
+    bool: ("true or false", (bool,)),
+}
+"""Field type -> what a message calls it, and the types of values that fit. Words are judged by
+whoever knows the legal ones."""
+
+
+def engine_config(model: str | os.PathLike[str], **arguments: Any) -> EngineConfig:
     """Sort arguments into their sections.
 
     Args:
@@ -33,7 +45,11 @@ def engine_config(model: str, **arguments: Any) -> EngineConfig:
             flag with underscores.
     Raises:
         TypeError: an unknown name, with the nearest known one; or one setting given twice.
+        ConfigError: a value of the wrong type.
     """
+    path = os.fspath(model) if isinstance(model, os.PathLike) else model
+    if not isinstance(path, str):
+        raise ConfigError(f"model={model!r} is not legal; it is a name or a path")
     own = {field.name for field in dataclasses.fields(EngineConfig)} - {"model", *_SECTIONS}
     places = dict.fromkeys(own, "")
     for section, kind in _SECTIONS.items():
@@ -47,14 +63,29 @@ def engine_config(model: str, **arguments: Any) -> EngineConfig:
         section_arguments = sorted_arguments[places[name]]
         if name in section_arguments:
             raise TypeError(f"{given} and another name of {name} are both given; give one")
+        kind = _SECTIONS.get(places[name], EngineConfig)
+        _check_type(given, value, typing.get_type_hints(kind)[name])
         section_arguments[name] = value
     return EngineConfig(
-        model=model,
+        model=path,
         **{section: kind(**sorted_arguments[section]) for section, kind in _SECTIONS.items()},
         **sorted_arguments[""],
     )
 
 
+def _check_type(name: str, value: object, hint: object) -> None:
+    """Whole numbers and switches are not taken for one another, though Python would."""
+    members = typing.get_args(hint) or (hint,)
+    if value is None and type(None) in members:
+        return
+    for member in members:
+        if member in _KINDS and type(value) not in _KINDS[member][1]:
+            raise ConfigError(f"{name}={value!r} is not legal; it is {_KINDS[member][0]}")
+
+
 def _unknown(name: str, known: list[str]) -> str:
-    nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
-    return f"LLM() got an unknown argument {name!r}; the nearest known one is {nearest[0]!r}"
+    if name == "gpu_memory_utilization":  # same purpose, no likeness
+        return f"LLM() got an unknown argument {name!r}; set the pool with 'kv_cache_memory_bytes'"
+    nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.55)
+    hint = f"; the nearest known one is {nearest[0]!r}" if nearest else ""
+    return f"LLM() got an unknown argument {name!r}{hint}"

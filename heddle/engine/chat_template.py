@@ -93,8 +93,10 @@ class ChatTemplate:
 
 def _plain_message(message: Any) -> dict[str, Any]:
     """Plain data without nulls; text parts are joined, since few templates take lists."""
-    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+    if not isinstance(message, Mapping):
         raise RequestError(f"a message is a mapping with a role, not {type(message).__name__}")
+    if not isinstance(message.get("role"), str):
+        raise RequestError(f"the 'role' of a message is text, not {message.get('role')!r}")
     plain: dict[str, Any] = {k: v for k, v in _plain(message).items() if v is not None}
     content = plain.get("content", "")
     if isinstance(content, list):

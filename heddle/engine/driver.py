@@ -343,11 +343,14 @@ class _Place:
 
 
 def _eos_token_ids(resolved: ResolvedConfig, tokenizer: Tokenizer | None) -> tuple[int, ...]:
-    """The model's own, and the tokenizer's: chat models often name their end token only there."""
+    """The model's own, and the tokenizer's: chat models often name their end token only there.
+
+    An id outside the vocabulary can never be drawn, so it ends nothing and is left out.
+    """
     ids = list(resolved.model.eos_token_ids)
     if tokenizer is not None and tokenizer.eos_token_id is not None:
         ids.append(tokenizer.eos_token_id)
-    return tuple(dict.fromkeys(ids))
+    return tuple(dict.fromkeys(id_ for id_ in ids if id_ < resolved.model.vocab_size))
 
 
 def _create_cache(resolved: ResolvedConfig, topology: Topology) -> KVCacheManager:

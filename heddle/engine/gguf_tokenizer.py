@@ -31,7 +31,7 @@ def build_gguf_tokenizer(entries: Mapping[str, object], source: str) -> Tokenize
         source: path of the file, for messages.
     Raises:
         UnsupportedError: not a byte-level BPE tokenizer, or an unknown way of cutting words.
-        ModelFileError: an array is missing.
+        ModelFileError: an array is missing, or tokens and merges disagree.
     """
     kind = entries.get(_PREFIX + "model")
     if kind != "gpt2":
@@ -40,15 +40,20 @@ def build_gguf_tokenizer(entries: Mapping[str, object], source: str) -> Tokenize
             "read from GGUF; use the model's folder with its tokenizer.json instead"
         )
     tokens = _array(entries, "tokens", source)
-    merges = [tuple(merge.split(" ", 1)) for merge in _array(entries, "merges", source)]
-    tokenizer = Tokenizer(
-        models.BPE(
+    merges: list[Any] = [
+        tuple(str(merge).split(" ", 1)) for merge in _array(entries, "merges", source)
+    ]
+    try:
+        model = models.BPE(
             vocab={token: index for index, token in enumerate(tokens)},
             merges=merges,
             fuse_unk=False,
             ignore_merges=_pre(entries) == "llama-bpe",
         )
-    )
+    except Exception as error:  # the library raises bare Exception for tables that disagree
+        reason = " ".join(str(error).split())
+        raise ModelFileError(f"{source}: tokens and merges make no tokenizer ({reason})") from error
+    tokenizer = Tokenizer(model)
     tokenizer.pre_tokenizer = _pre_tokenizer(entries, source)
     tokenizer.decoder = decoders.ByteLevel()
     _add_marked_tokens(tokenizer, tokens, _array(entries, "token_type", source))

@@ -121,7 +121,7 @@ def check_params(
 
 
 def _parse_mapping(prompt: Mapping[str, Any]) -> PromptInput:
-    unknown = sorted(set(prompt) - {"prompt", "prompt_token_ids", "cache_salt"})
+    unknown = sorted(set(prompt) - {"prompt", "prompt_token_ids", "cache_salt"}, key=str)
     if unknown:
         raise RequestError(
             f"unknown prompt key {unknown[0]!r}; known: prompt, prompt_token_ids, cache_salt"

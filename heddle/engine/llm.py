@@ -10,8 +10,9 @@ Thin by intent: `Driver` has the logic. No signal handlers are installed.
 from __future__ import annotations
 
 import dataclasses
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
@@ -154,11 +155,13 @@ class LLM:
         Returns:
             As `generate`.
         """
+        _check_conversation(messages)
         is_list = bool(messages) and not isinstance(messages[0], Mapping)
 
         def render(conversation: Any) -> PromptInput:
             if self._tokenizer is None:
                 raise RequestError("this model has no tokenizer, hence no chat template")
+            _check_conversation(conversation)
             text = self._tokenizer.apply_chat_template(
                 conversation,
                 chat_template=chat_template,
@@ -214,6 +217,7 @@ class LLM:
     ) -> None:
         resolved = resolve_here(config, launch)
         self._is_closed = False
+        self._turn = threading.Lock()
         self._tokenizer = load_tokenizer(resolved.model_path)
         self._executor = create_executor(resolved, launch=launch, on_progress=on_progress)
         self._driver = Driver(resolved, self._executor, self._tokenizer)
@@ -228,6 +232,29 @@ class LLM:
     ) -> list[RequestOutput]:
         if self._is_closed:
             raise HeddleError("this LLM is closed; make a new one")
+        # Two loops over one driver would run into each other's steps and break the engine.
+        if not self._turn.acquire(blocking=False):
+            raise HeddleError(
+                "another thread is in generate or chat of this LLM; take turns, or pass all "
+                "prompts at once"
+            )
+        try:
+            if self._driver.has_work:
+                raise HeddleError(
+                    "requests that were added to the driver are open; step it until they end, or "
+                    "abort them first"
+                )
+            return self._complete(jobs, sampling_params, is_list, use_tqdm)
+        finally:
+            self._turn.release()
+
+    def _complete(
+        self,
+        jobs: Sequence[_Job],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        is_list: bool,
+        use_tqdm: bool,
+    ) -> list[RequestOutput]:
         each = _params_per_prompt(sampling_params, len(jobs))
         outputs: dict[int, RequestOutput] = {}
         places: dict[str, int] = {}
@@ -273,6 +300,14 @@ def _prompt_text(item: Any) -> str | None:
     return text if isinstance(text, str) else None
 
 
+def _check_conversation(messages: Any) -> None:
+    if isinstance(messages, str) or not isinstance(messages, Sequence):
+        raise RequestError(
+            f"a conversation is a list of messages, not {type(messages).__name__}; "
+            "wrap one message in a list"
+        )
+
+
 def _params_per_prompt(
     given: SamplingParams | Sequence[SamplingParams] | None, count: int
 ) -> list[SamplingParams]:
@@ -280,7 +315,8 @@ def _params_per_prompt(
     if given is None or isinstance(given, SamplingParams):
         params = [given or SamplingParams()] * count
     else:
-        params = list(given)
+        # What is no list at all is taken for one bad value, so that the message below names it.
+        params = list(given) if isinstance(given, Iterable) else [given]
     for each in params:
         if not isinstance(each, SamplingParams):
             raise RequestError(

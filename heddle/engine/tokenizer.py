@@ -213,7 +213,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         return {}
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelFileError(f"{path}: not valid JSON ({error})") from error
     if not isinstance(value, dict):
         raise ModelFileError(f"{path}: a JSON object is expected, not {type(value).__name__}")
@@ -233,11 +233,14 @@ def _special_texts(names: Mapping[str, Any]) -> dict[str, str]:
 def _folder_template(path: Path, config: Mapping[str, Any]) -> str | None:
     file = path / "chat_template.jinja"
     if file.is_file():
-        return file.read_text(encoding="utf-8")
+        try:
+            return file.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise ModelFileError(f"{file}: is not UTF-8 text ({error})") from error
     template = config.get("chat_template")
     if isinstance(template, list):  # several named ones
-        named = {item["name"]: item["template"] for item in template}
-        template = named.get("default")
+        named = [item for item in template if isinstance(item, dict)]
+        template = next((x.get("template") for x in named if x.get("name") == "default"), None)
     return template if isinstance(template, str) else None
 
 

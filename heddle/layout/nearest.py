@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 
+from heddle.config.parallel import ParallelConfig
 from heddle.layout.choice import LayoutChoice
 from heddle.layout.rule import Mend
 
@@ -57,8 +58,20 @@ def _distance(asked: LayoutChoice, choice: LayoutChoice) -> tuple[int, float, fl
     before, after = asked.settings(), choice.settings()
     changed = [name for name in before if before[name] != after[name]]
     sizes = sum(_change(before[name], after[name]) for name in changed)
-    world = _ratio(asked.parallel.world_size, choice.parallel.world_size)
+    world = _world_change(asked.parallel, choice.parallel)
     return len(changed), sizes, world, choice.flags(asked)
+
+
+def _world_change(before: ParallelConfig, after: ParallelConfig) -> float:
+    """How far the number of ranks moved; not at all from sizes that are no whole numbers."""
+    sizes = (
+        before.tensor_parallel_size,
+        before.prefill_context_parallel_size,
+        before.pipeline_parallel_size,
+        before.data_parallel_size,
+    )
+    is_known = all(type(size) is int for size in sizes)
+    return _ratio(before.world_size, after.world_size) if is_known else 0.0
 
 
 def _change(before: object, after: object) -> float:

@@ -24,6 +24,8 @@ from heddle.layout.mesh import Mesh
 DTYPE_BYTES = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2}
 _MEMORY_SHARE = 4
 """The pool takes one part in four of the free memory; pages are committed only when written."""
+MAX_BLOCKS = 1 << 24
+"""More than 200 million tokens at the default block size."""
 _MIN_BLOCKS = 2
 """Block 0 is reserved, and an engine needs one more."""
 
@@ -79,11 +81,16 @@ def pool_blocks(request: PoolRequest) -> tuple[int, str]:
     """
     override = request.cache.num_blocks_override
     if override is not None:
+        if type(override) is not int:
+            raise ConfigError(
+                f"num_gpu_blocks_override={override!r} is not legal; it is a whole number"
+            )
         if override < _MIN_BLOCKS:
             raise ConfigError(
                 f"num_gpu_blocks_override={override} is not legal; block 0 is reserved, so a pool "
                 f"has at least {_MIN_BLOCKS} blocks (nearest: {_MIN_BLOCKS})"
             )
+        _check_most(override, f"num_gpu_blocks_override={override}")
         return override, _sentence(request, override, "num_gpu_blocks_override was given")
     pool_bytes, origin = _pool_bytes(request)
     blocks = pool_bytes // request.block_bytes
@@ -97,7 +104,17 @@ def pool_blocks(request: PoolRequest) -> tuple[int, str]:
     if blocks > request.max_blocks:
         blocks = request.max_blocks
         origin += f", cut to max_num_seqs={request.max_num_seqs} windows"
+    _check_most(blocks, origin)
     return blocks, _sentence(request, blocks, origin)
+
+
+def _check_most(blocks: int, origin: str) -> None:
+    """Accounting keeps a few words for each block, so absurd counts are refused by name."""
+    if blocks > MAX_BLOCKS:
+        raise ConfigError(
+            f"{origin} makes a pool of {blocks:,} blocks, which is not legal; a pool has at most "
+            f"{MAX_BLOCKS:,} (nearest: {MAX_BLOCKS})"
+        )
 
 
 def _pool_bytes(request: PoolRequest) -> tuple[int, str]:

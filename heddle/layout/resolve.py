@@ -15,13 +15,15 @@ from heddle.config import (
     ResolvedConfig,
     SchedulerConfig,
 )
-from heddle.errors import ConfigError
+from heddle.errors import ConfigError, TopologyError
 from heddle.layout import rules
 from heddle.layout.pool import DTYPE_BYTES, PoolRequest, pool_blocks
 
 _EXECUTORS = ("inline", "threads", "processes", "torchrun")
 _BACKENDS = ("torch", "reference")
 _WORKSPACE_CHUNKS = 4
+MAX_RANKS_ON_HOST = 1024
+"""Far above any machine; each rank is a process with a copy of its weights."""
 
 
 def resolve(
@@ -47,6 +49,8 @@ def resolve(
         ConfigError: another setting is not legal.
     """
     reasons: list[str] = []
+    ranks = config.parallel.world_size if ranks_on_host is None else ranks_on_host
+    _check_ranks(ranks)
     window = _window(config, model)
     rules.check(
         config.parallel,
@@ -56,7 +60,6 @@ def resolve(
     )
     scheduler = replace(config.scheduler, max_model_len=window)
     _check_scheduler(scheduler)
-    ranks = config.parallel.world_size if ranks_on_host is None else ranks_on_host
     dtype = _dtype(config, reasons)
     executor = _executor(config, reasons)
     request = PoolRequest(
@@ -106,6 +109,18 @@ def _window(config: EngineConfig, model: ModelConfig) -> int:
     return asked
 
 
+def _check_ranks(ranks: object) -> None:
+    """Refuse what no host can start, before anything counts that far; other rules come later."""
+    if isinstance(ranks, int) and ranks > MAX_RANKS_ON_HOST:
+        raise TopologyError(
+            [
+                f"{ranks} ranks on one host are not legal; the world is the product of the tensor, "
+                "prefill context, pipeline and data parallel sizes, and a host starts at most "
+                f"{MAX_RANKS_ON_HOST} ranks"
+            ]
+        )
+
+
 def _check_scheduler(scheduler: SchedulerConfig) -> None:
     for name in ("max_num_seqs", "max_num_batched_tokens", "max_num_partial_prefills"):
         _check_count(name, getattr(scheduler, name), smallest=1)
@@ -113,6 +128,8 @@ def _check_scheduler(scheduler: SchedulerConfig) -> None:
 
 
 def _check_count(name: str, value: int, smallest: int) -> None:
+    if type(value) is not int:
+        raise ConfigError(f"{name}={value!r} is not legal; it is a whole number")
     if value < smallest:
         raise ConfigError(
             f"{name}={value} is not legal; it is at least {smallest} (nearest: {smallest})"

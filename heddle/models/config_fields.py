@@ -25,7 +25,7 @@ def read_json_object(path: Path) -> dict[str, object]:
         data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ModelFileError(f"{path}: cannot be read ({error.strerror})") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelFileError(f"{path}: is not valid JSON ({error})") from error
     if not isinstance(data, dict):
         raise ModelFileError(f"{path}: holds a {type(data).__name__}; a JSON object was expected")
@@ -70,9 +70,13 @@ class Fields:
         value = self._get(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self.wrong(key, "a number was expected")
-        if not math.isfinite(value) or (positive and value <= 0):
+        try:
+            number = float(value)
+        except OverflowError:  # JSON integers have no end, floats have
+            number = math.inf
+        if not math.isfinite(number) or (positive and number <= 0):
             raise self.wrong(key, f"a finite number{' above 0' if positive else ''} was expected")
-        return float(value)
+        return number
 
     def boolean(self, key: str, default: bool) -> bool:
         """True or false."""

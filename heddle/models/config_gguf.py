@@ -41,6 +41,8 @@ def read_gguf_config(path: Path) -> ModelConfig:
     head_dim = fields.integer(
         f"{name}.attention.key_length", max(1, hidden_size // num_query_heads)
     )
+    if head_dim % 2:
+        raise ModelFileError(f"{path}: head width {head_dim} must be even, for rotary pairs")
     if fields.integer(f"{name}.attention.value_length", head_dim) != head_dim:
         raise fields.unsupported(f"{name}.attention.value_length", f"it must be {head_dim}")
     if fields.integer(f"{name}.rope.dimension_count", head_dim) != head_dim:
@@ -92,6 +94,8 @@ def _rope(header: GgufHeader, fields: Fields, name: str, head_dim: int) -> RopeC
     if kind == "linear":
         return RopeConfig(theta=theta, rope_type="linear", factor=factor)
     if kind == "yarn":
+        if theta <= 1.0:
+            raise fields.wrong(f"{name}.rope.freq_base", "yarn needs a number above 1")
         original = fields.integer(f"{name}.rope.scaling.original_context_length")
         return RopeConfig(
             theta=theta,

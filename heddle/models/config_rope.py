@@ -45,6 +45,8 @@ def read_rope(config: Fields, *, interleaved: bool) -> RopeConfig:
         case "llama3":
             return _read_llama3(scaling, theta, interleaved)
         case "yarn":
+            if theta <= 1.0:
+                raise theta_source.wrong("rope_theta", "yarn needs a number above 1")
             return _read_yarn(config, scaling, theta, interleaved)
     raise scaling.unsupported(key, f"known: {', '.join(ROPE_TYPES)}")
 
@@ -74,12 +76,19 @@ def _read_yarn(config: Fields, scaling: Fields, theta: float, interleaved: bool)
         # An absent factor means the ratio of the two windows.
         factor=scaling.number("factor", window / original),
         original_max_position_embeddings=original,
-        # Zero and absent both mean the default here, as in the published implementations.
-        beta_fast=scaling.optional_number("beta_fast") or 32.0,
-        beta_slow=scaling.optional_number("beta_slow") or 1.0,
+        # Zero and absent both mean the default of betas, as in the published implementations.
+        beta_fast=_turns(scaling, "beta_fast", 32.0),
+        beta_slow=_turns(scaling, "beta_slow", 1.0),
         mscale=scaling.optional_number("mscale"),
         mscale_all_dim=scaling.optional_number("mscale_all_dim"),
         attention_factor=scaling.optional_number("attention_factor"),
         truncate=scaling.boolean("truncate", True),
         interleaved=interleaved,
     )
+
+
+def _turns(scaling: Fields, key: str, default: float) -> float:
+    turns = scaling.optional_number(key) or default
+    if turns < 0:
+        raise scaling.wrong(key, "a number of turns, at least 0, was expected")
+    return turns

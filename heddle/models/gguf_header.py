@@ -72,7 +72,7 @@ def read_gguf_header(path: str | Path) -> GgufHeader:
             return _parse(path, data)
     except OSError as error:
         raise ModelFileError(f"{path}: cannot be read ({error.strerror})") from error
-    except (ValueError, struct.error) as error:
+    except (ValueError, struct.error, RecursionError) as error:
         if isinstance(error, ModelFileError):
             raise
         raise ModelFileError(f"{path}: is not a whole GGUF file ({error})") from error
@@ -103,6 +103,8 @@ def _parse(path: Path, data: mmap.mmap) -> GgufHeader:
         )
     start = -(-cursor.position // alignment) * alignment
     tensors = {name: GgufTensor(shape, kind, start + offset) for name, shape, kind, offset in infos}
+    if len(tensors) < len(infos):
+        raise ModelFileError(f"{path}: two tensors have one name")
     return GgufHeader(path, entries, tensors, len(data))
 
 

@@ -35,6 +35,8 @@ def test_the_prompt_comes_from_one_place(tmp_path):
 def test_no_prompt_two_prompts_or_a_bad_file_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="no prompt"):
         read_prompt(words(), Terminal())
+    with pytest.raises(ConfigError, match="no prompt"):
+        read_prompt(words(), None)  # started with a closed stdin
     with pytest.raises(ConfigError, match="both given"):
         read_prompt(words("a", "b"), io.StringIO())
     with pytest.raises(

@@ -61,6 +61,12 @@ def test_an_unknown_flag_names_the_nearest_and_the_nearest_is_accepted(unknown, 
     assert nearest in make()[0].flags
 
 
+@pytest.mark.parametrize("word", ["-v", "--n", "--best-of"])
+def test_a_flag_that_is_near_to_none_is_sent_to_the_help(word):
+    with pytest.raises(ConfigError, match=f"^{word} is not a flag of heddle try; see heddle try"):
+        parse("demo", word, "2")
+
+
 @pytest.mark.parametrize(
     "words",
     [

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from heddle.config import EngineConfig
 from heddle.engine.args import engine_config
+from heddle.errors import ConfigError
 
 
 def test_each_argument_lands_in_its_section() -> None:
@@ -40,6 +43,7 @@ def test_each_argument_lands_in_its_section() -> None:
         ("tensor_paralel_size", "tensor_parallel_size"),
         ("max_num_sequences", "max_num_seqs"),
         ("kv_cache_dtypes", "kv_cache_dtype"),
+        ("gpu_memory_utilization", "kv_cache_memory_bytes"),
     ],
 )
 def test_unknown_name_gets_the_nearest(name: str, nearest: str) -> None:
@@ -50,3 +54,35 @@ def test_unknown_name_gets_the_nearest(name: str, nearest: str) -> None:
 def test_one_setting_under_two_names_is_refused() -> None:
     with pytest.raises(TypeError, match="another name of kv_interleave_size"):
         engine_config("m", kv_interleave_size=1, dcp_kv_cache_interleave_size=2)
+
+
+@pytest.mark.parametrize("name", ["trust_remote_code", "enforce_eager"])
+def test_a_name_that_is_near_to_none_gets_no_guess(name: str) -> None:
+    with pytest.raises(TypeError, match=f"unknown argument '{name}'$"):
+        engine_config("m", **{name: True})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("tensor_parallel_size", "2"),
+        ("max_num_seqs", 2.5),
+        ("max_model_len", "10"),
+        ("seed", None),
+        ("num_threads", True),
+        ("step_timeout", "x"),
+        ("kv_cache_memory_bytes", "1g"),
+        ("num_gpu_blocks_override", 2.5),
+        ("enable_prefix_caching", "no"),
+    ],
+)
+def test_a_value_of_another_type_is_refused_under_the_name_given(name: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=f"{name}={value!r} is not legal; it is"):
+        engine_config("m", **{name: value})
+
+
+def test_a_model_is_a_name_or_a_path() -> None:
+    assert engine_config(Path("a/b")).model == "a/b"
+    for model in (None, 3, b"x"):
+        with pytest.raises(ConfigError, match="a name or a path"):
+            engine_config(model)  # type: ignore[arg-type]

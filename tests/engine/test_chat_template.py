@@ -88,7 +88,8 @@ def test_text_parts_are_joined_and_nulls_left_out() -> None:
     [
         ([], "at least one message"),
         (["hi"], "a mapping with a role"),
-        ([{"content": "hi"}], "a mapping with a role"),
+        ([{"content": "hi"}], "'role' of a message is text, not None"),
+        ([{"role": 1, "content": "hi"}], "'role' of a message is text, not 1"),
         ([{"role": "user", "content": 3}], "a string, a list of text parts"),
         ([{"role": "user", "content": [{"type": "image_url", "url": "x"}]}], "only text parts"),
         ([{"role": "user", "content": "x", "extra": object()}], "cannot be passed"),

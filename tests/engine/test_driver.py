@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -496,3 +497,13 @@ def test_every_token_is_counted() -> None:
     # Every token but the last of each answer is computed once.
     assert totals["rows"] == 5 + 6 - 2
     assert totals["requests_length"] == 2
+
+
+def test_an_end_token_outside_the_vocabulary_ends_nothing() -> None:
+    resolved = resolved_config()
+    ends = (resolved.model.vocab_size, 10**30)
+    resolved = replace(resolved, model=replace(resolved.model, eos_token_ids=ends))
+    driver = Driver(resolved, FakeExecutor(resolved), None)
+    driver.add(ids(3, 4), SamplingParams(temperature=0.0, max_tokens=5, min_tokens=2))
+    (output,) = drain(driver).values()
+    assert len(output.outputs[0].token_ids) == 5

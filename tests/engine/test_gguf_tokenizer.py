@@ -138,3 +138,9 @@ def test_demo_equals_the_conversion_of_transformers() -> None:
     assert ours.apply_chat_template(talk) == chat
     named = (theirs.bos_token_id, theirs.eos_token_id, len(theirs))
     assert (ours.bos_token_id, ours.eos_token_id, ours.vocab_size) == named
+
+
+@pytest.mark.parametrize("merges", [["one"], ["zz qq"], [3]])
+def test_merges_that_tokens_do_not_carry_are_refused(merges: list[Any]) -> None:
+    with pytest.raises(ModelFileError, match="tokens and merges make no tokenizer"):
+        build_gguf_tokenizer(entries(merges=merges), "f.gguf")

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 import heddle
 from heddle import LLM, HeddleError, RankFailed, RequestError, SamplingParams
 from heddle.config import ResolvedConfig
+from heddle.engine.inputs import PromptInput
 from tests.support.byte_tokenizer import TEMPLATE, byte_level, save_folder
 from tests.support.fake_executor import FakeExecutor, toy_logits
 
@@ -280,9 +282,9 @@ def test_import_is_light_and_names_are_all_there() -> None:
         _ = heddle.nothing
 
 
-@pytest.mark.parametrize("params", [5, SamplingParams, {"max_tokens": 3}])
+@pytest.mark.parametrize("params", [5, SamplingParams])
 def test_parameters_of_another_type_are_refused(llm: LLM, params: Any) -> None:
-    with pytest.raises(RequestError, match=r"sampling_params is .*; (int|type|dict) found"):
+    with pytest.raises(RequestError, match=r"sampling_params is .*; (int|type) found"):
         llm.generate([3], params)
 
 
@@ -294,7 +296,7 @@ def test_conversation_of_another_type_is_refused(llm: LLM, talk: Any) -> None:
 
 
 def test_bad_conversation_in_a_list_refuses_itself_alone(llm: LLM) -> None:
-    good, bad = llm.chat([[{"role": "user", "content": "a"}], None], GREEDY)  # type: ignore[list-item]
+    good, bad = llm.chat([[{"role": "user", "content": "a"}], None], GREEDY)
     assert good.error is None
     assert "a conversation is a list of messages, not NoneType" in str(bad.error)
 
@@ -302,3 +304,34 @@ def test_bad_conversation_in_a_list_refuses_itself_alone(llm: LLM) -> None:
 def test_message_without_a_role_says_so(llm: LLM) -> None:
     with pytest.raises(RequestError, match=r"'role' .* text, not None"):
         llm.chat([{"content": "a"}], GREEDY)
+
+
+def test_a_second_thread_is_turned_away_and_breaks_nothing(
+    llm: LLM, executors: list[FakeExecutor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    execute = executors[0].execute
+    refusals: list[HeddleError] = []
+
+    def intrude() -> None:
+        with pytest.raises(HeddleError, match="another thread is in generate") as refusal:
+            llm.generate([5], GREEDY)
+        refusals.append(refusal.value)
+
+    def execute_beside_an_intruder(*arguments: Any) -> Any:
+        thread = threading.Thread(target=intrude)
+        thread.start()
+        thread.join()
+        return execute(*arguments)
+
+    monkeypatch.setattr(executors[0], "execute", execute_beside_an_intruder)
+    (output,) = llm.generate([3, 4], GREEDY)
+    assert output.outputs[0].token_ids == continued([3, 4])
+    assert len(refusals) == len(output.outputs[0].token_ids)
+
+
+def test_generate_waits_for_no_requests_of_the_driver(llm: LLM) -> None:
+    request = llm.driver.add(PromptInput(token_ids=(3, 4)), GREEDY)
+    with pytest.raises(HeddleError, match="added to the driver are open"):
+        llm.generate([5], GREEDY)
+    llm.driver.abort(request)
+    assert llm.generate([5], GREEDY)[0].outputs[0].token_ids == continued([5])

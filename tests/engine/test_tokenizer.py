@@ -133,3 +133,26 @@ def test_loading_a_folder_imports_neither_torch_nor_transformers(tmp_path: Path)
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("tokenizer_config.json", b"[" * 100_000), ("chat_template.jinja", b"\xff\xfe")],
+    ids=["nested", "binary"],
+)
+def test_a_damaged_file_beside_the_tokenizer_is_named(
+    tmp_path: Path, name: str, content: bytes
+) -> None:
+    folder = save_folder(tmp_path, byte_level())
+    (folder / name).write_bytes(content)
+    with pytest.raises(ModelFileError, match=name):
+        load_tokenizer(str(folder))
+
+
+@pytest.mark.parametrize("templates", [[{"x": 1}], [3], [{"name": "default"}]])
+def test_named_templates_without_a_default_are_none(
+    tmp_path: Path, templates: list[object]
+) -> None:
+    tokenizer = load_tokenizer(str(save_folder(tmp_path, byte_level(), chat_template=templates)))
+    assert tokenizer is not None
+    assert not tokenizer.has_chat_template

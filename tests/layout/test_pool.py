@@ -98,3 +98,16 @@ def test_a_given_number_of_blocks_wins() -> None:
     assert "64 usable tokens in all" in why
     with pytest.raises(ConfigError, match=r"num_gpu_blocks_override=1 .* at least 2 blocks"):
         pool_blocks(request(cache=CacheConfig(num_blocks_override=1)))
+
+
+@pytest.mark.parametrize(
+    "cache",
+    [
+        CacheConfig(num_blocks_override=10**15),
+        CacheConfig(kv_cache_memory_bytes=10**18),
+    ],
+    ids=["override", "bytes"],
+)
+def test_a_pool_that_no_accounting_can_hold_is_refused(cache: CacheConfig) -> None:
+    with pytest.raises(ConfigError, match=r"has at most 16,777,216 \(nearest: 16777216\)"):
+        pool_blocks(request(cache=cache, max_num_seqs=10**12))

@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 
-from heddle.config import CacheConfig, EngineConfig, ModelConfig, ResolvedConfig, SchedulerConfig
+from heddle.config import (
+    CacheConfig,
+    EngineConfig,
+    ModelConfig,
+    ParallelConfig,
+    ResolvedConfig,
+    SchedulerConfig,
+)
 from heddle.errors import ConfigError, TopologyError
 from heddle.layout.resolve import resolve
 from tests.support.layouts import degrees
@@ -172,3 +179,8 @@ def test_size_that_is_no_whole_number_is_refused_by_name(sizes: tuple[Any, Any])
         resolved(
             parallel=ParallelConfig(tensor_parallel_size=tp, prefill_context_parallel_size=pcp)
         )
+
+
+def test_more_ranks_than_a_host_can_start_are_refused_at_once() -> None:
+    with pytest.raises(TopologyError, match="1000000000 ranks on one host are not legal.*1024"):
+        resolved(parallel=degrees(1, 10**9, 1))

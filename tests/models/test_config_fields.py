@@ -80,3 +80,16 @@ def test_files_that_are_no_objects(tmp_path: Path, text: str, message: str) -> N
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ModelFileError, match=r"nothing\.json: cannot be read \(No such file"):
         read_json_object(tmp_path / "nothing.json")
+
+
+@pytest.mark.parametrize("opening", ["[", '{"a":'])
+def test_endless_nesting_is_refused(tmp_path: Path, opening: str) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(opening * 100_000)
+    with pytest.raises(ModelFileError, match=r"config\.json: is not valid JSON"):
+        read_json_object(file)
+
+
+def test_an_integer_beyond_all_floats_is_no_number() -> None:
+    with pytest.raises(ModelFileError, match="a finite number above 0"):
+        Fields(Path("f"), {"eps": 10**400}).number("eps")

@@ -148,3 +148,10 @@ def test_divisors_of_another_width_are_refused(checkpoint: Checkpoint, tmp_path:
         ModelFileError, match=r"rope_freqs\.weight .*\(8,\); .*\(4,\) were expected"
     ):
         read_gguf_config(path)
+
+
+def test_an_odd_head_width_is_refused(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    fields = {"attention.key_length": 7}
+    path = write_gguf(tmp_path / "m.gguf", checkpoint("qwen2"), extra_fields=fields)
+    with pytest.raises(ModelFileError, match="head width 7 must be even"):
+        read_gguf_config(path)

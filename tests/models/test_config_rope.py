@@ -81,3 +81,11 @@ def test_missing_and_malformed_values_are_named() -> None:
         read(rope_parameters={"rope_type": "llama3", **LLAMA3, "high_freq_factor": 1.0})
     with pytest.raises(ModelFileError, match="rope_theta='x'"):
         read(rope_theta="x")
+
+
+@pytest.mark.parametrize(("key", "value"), [("beta_fast", -3), ("rope_theta", 1)])
+def test_yarn_numbers_without_a_logarithm_are_refused(key: str, value: float) -> None:
+    section = {"rope_type": "yarn", "factor": 4.0, key: value}
+    config = Fields(Path("f"), {"max_position_embeddings": 64, "rope_parameters": section})
+    with pytest.raises(ModelFileError, match=key):
+        read_rope(config, interleaved=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 
 import gguf
@@ -110,3 +111,19 @@ def test_a_wrong_alignment_is_refused(tmp_path: Path) -> None:
     writer.close()
     with pytest.raises(ModelFileError, match=r"general\.alignment=0"):
         read_gguf_header(tmp_path / "m.gguf")
+
+
+def test_arrays_without_end_are_refused(tmp_path: Path) -> None:
+    entry = struct.pack("<Q1sI", 1, b"a", 9) + struct.pack("<IQ", 9, 1) * 50_000
+    file = tmp_path / "m.gguf"
+    file.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + entry)
+    with pytest.raises(ModelFileError, match="is not a whole GGUF file"):
+        read_gguf_header(file)
+
+
+def test_two_tensors_of_one_name_are_refused(tmp_path: Path) -> None:
+    info = struct.pack("<Q1sIQIQ", 1, b"t", 1, 4, 0, 0)
+    file = tmp_path / "m.gguf"
+    file.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 2, 0) + 2 * info + bytes(64))
+    with pytest.raises(ModelFileError, match="two tensors have one name"):
+        read_gguf_header(file)

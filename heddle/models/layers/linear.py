@@ -57,6 +57,8 @@ class ColumnPart:
 
 def load_columns(loader: WeightLoader, parts: Sequence[ColumnPart], num_inputs: int) -> Linear:
     """One product for several matrices that share their input; outputs lie side by side."""
+    for part in parts:
+        loader.check(f"{part.name}.weight", (part.size, num_inputs))
     weight = loader.zeros(sum(part.room for part in parts), num_inputs)
     bias = loader.zeros(weight.shape[0]) if any(part.has_bias for part in parts) else None
     start = 0

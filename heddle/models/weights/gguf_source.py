@@ -83,6 +83,10 @@ class GgufSource:
         self._path = header.path
         self._stored = {checkpoint_name(name): name for name in header.tensors}
         self._tensors = header.tensors
+        for name in header.tensors:
+            other = self._stored[checkpoint_name(name)]
+            if other != name:
+                raise ModelFileError(f"{header.path}: {name} and {other} are one tensor")
         for name, tensor in header.tensors.items():
             _check_extent(header, name, tensor)
         self._bytes: npt.NDArray[np.uint8] = np.memmap(header.path, dtype=np.uint8, mode="r")

@@ -79,6 +79,7 @@ class WeightLoader:
         Raises:
             ModelFileError: the tensor is missing or has another shape.
         """
+        self.check(name, shape)
         first, last = rows or (0, shape[0])
         widths = shape[1:] if cols is None else (cols[1] - cols[0],)
         size = (last - first, *widths)
@@ -95,7 +96,7 @@ class WeightLoader:
         cols: Span | None = None,
     ) -> None:
         """As `load`, into a part of an existing parameter."""
-        self._check(name, shape)
+        self.check(name, shape)
         target.copy_(self._source.read(name, rows, cols))
         self._pending.discard(name)
         self._loaded.add(name)
@@ -116,7 +117,12 @@ class WeightLoader:
                 f"{len(self._loaded)} tensors were expected"
             )
 
-    def _check(self, name: str, shape: tuple[int, ...]) -> None:
+    def check(self, name: str, shape: tuple[int, ...]) -> None:
+        """See that a tensor is there and has this shape, before memory of that size is asked for.
+
+        Raises:
+            ModelFileError: it is missing or has another shape.
+        """
         assert name not in self._loaded, f"{name} is loaded twice"
         if name not in self._names:
             near = difflib.get_close_matches(name, self._names, n=1)

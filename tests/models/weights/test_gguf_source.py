@@ -145,3 +145,12 @@ def test_an_unknown_tensor_keeps_its_name(tmp_path: Path, checkpoint: Checkpoint
     assert source.read("blk.0.mystery.weight").tolist() == [1, 1, 1]
     with pytest.raises(ModelFileError, match=r"blk\.0\.mystery\.weight is not part"):
         solo_model(path)
+
+
+def test_a_tensor_under_both_of_its_names_is_refused(
+    checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    extra = {"model.norm.weight": np.ones(64, dtype=np.float32)}
+    path = write_gguf(tmp_path / "m.gguf", checkpoint("llama-8-2"), extra_tensors=extra)
+    with pytest.raises(ModelFileError, match=r"are one tensor"):
+        GgufSource(path)

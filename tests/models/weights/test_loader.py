@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from heddle.errors import ModelFileError
+from heddle.models.layers.linear import ColumnPart, load_columns
 from heddle.models.weights.loader import WeightLoader
 from tests.support.checkpoints import CPU, DictSource
 
@@ -66,3 +67,11 @@ def test_progress_counts_to_the_total() -> None:
     source.load("m", (3, 4))
     source.fill(source.zeros(3, 4), "n", (3, 4))
     assert seen == [(1, 2), (2, 2)]
+
+
+def test_a_size_that_the_file_denies_takes_no_memory() -> None:
+    with pytest.raises(ModelFileError, match="m has shape"):
+        loader({"m": MATRIX}).load("m", (10**18, 10**18))
+    part = ColumnPart("m", 10**18, (0, 10**18), 10**18, False)
+    with pytest.raises(ModelFileError, match=r"m\.weight has shape"):
+        load_columns(loader({"m.weight": MATRIX}), [part], 10**18)
