@@ -22,7 +22,7 @@ from heddle.layout.pool import DTYPE_BYTES, PoolRequest, pool_blocks
 _EXECUTORS = ("inline", "threads", "processes", "torchrun")
 _BACKENDS = ("torch", "reference")
 _WORKSPACE_CHUNKS = 4
-MAX_RANKS_ON_HOST = 1024
+MAX_DEGREE = 4096
 """Far above any machine; each rank is a process with a copy of its weights."""
 
 
@@ -49,8 +49,7 @@ def resolve(
         ConfigError: another setting is not legal.
     """
     reasons: list[str] = []
-    ranks = config.parallel.world_size if ranks_on_host is None else ranks_on_host
-    _check_ranks(ranks)
+    _check_degrees(config.parallel)
     window = _window(config, model)
     rules.check(
         config.parallel,
@@ -60,6 +59,7 @@ def resolve(
     )
     scheduler = replace(config.scheduler, max_model_len=window)
     _check_scheduler(scheduler)
+    ranks = config.parallel.world_size if ranks_on_host is None else ranks_on_host
     dtype = _dtype(config, reasons)
     executor = _executor(config, reasons)
     request = PoolRequest(
@@ -109,16 +109,17 @@ def _window(config: EngineConfig, model: ModelConfig) -> int:
     return asked
 
 
-def _check_ranks(ranks: object) -> None:
-    """Refuse what no host can start, before anything counts that far; other rules come later."""
-    if isinstance(ranks, int) and ranks > MAX_RANKS_ON_HOST:
-        raise TopologyError(
-            [
-                f"{ranks} ranks on one host are not legal; the world is the product of the tensor, "
-                "prefill context, pipeline and data parallel sizes, and a host starts at most "
-                f"{MAX_RANKS_ON_HOST} ranks"
-            ]
-        )
+def _check_degrees(parallel: ParallelConfig) -> None:
+    """Refuse what nobody can start, before any rule counts that far."""
+    for name in ("tensor_parallel_size", "prefill_context_parallel_size"):
+        size = getattr(parallel, name)
+        if isinstance(size, int) and size > MAX_DEGREE:
+            raise TopologyError(
+                [
+                    f"{name}={size} is not legal; each degree multiplies the ranks, and is at most "
+                    f"{MAX_DEGREE} (nearest: {MAX_DEGREE})"
+                ]
+            )
 
 
 def _check_scheduler(scheduler: SchedulerConfig) -> None:
