@@ -13,6 +13,7 @@ from typing import Any
 from heddle.cli.flags import command_parser
 from heddle.cli.output import Output, Table
 from heddle.cli.parser import CommandParser
+from heddle.cli.quantities import quantity
 
 SUMMARY = "print machine, versions, backends, sockets and measured costs"
 
@@ -40,11 +41,19 @@ def tables(document: dict[str, Any]) -> list[Table]:
     """The document for people."""
     facts = ("machine", "versions", "bandwidth")
     found = [
-        Table(title=key, columns=["what", "value"], rows=list(document[key].items()))
+        Table(title=key, columns=["what", "value"], rows=_quantities(document[key]))
         for key in facts
     ]
     for key in ("backends", "sockets", "collectives"):
         columns = list(document[key][0]) if document[key] else ["none"]
-        rows = [list(row.values()) for row in document[key]]
+        rows = [[quantity(name, value) for name, value in row.items()] for row in document[key]]
         found.append(Table(title=key, columns=columns, rows=rows))
     return found
+
+
+def _quantities(facts: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Names without their unit, values with it."""
+    return [
+        (name.removesuffix("_per_second").removesuffix("_bytes"), quantity(name, value))
+        for name, value in facts.items()
+    ]

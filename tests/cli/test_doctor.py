@@ -42,5 +42,5 @@ def test_tables_show_every_value():
         "collectives": [{"op": "all_gather", "ranks": 2, "bytes": 4096, "seconds": 0.25}],
     }
     text = "\n".join(map(aligned, tables(document)))
-    for value in ("cores", "3", "2.13", "5.5", "why not", "all_gather", "4096", "0.25"):
+    for value in ("cores", "3", "2.13", "5.5", "why not", "all_gather", "4 KiB", "250 ms"):
         assert value in text
