@@ -33,7 +33,7 @@ def partial(query, key, value):
     return state(out.tolist(), lse)
 
 
-def same(left, right, tolerance=1e-12):
+def check_same(left, right, tolerance=1e-12):
     assert torch.isfinite(left.out).all()
     torch.testing.assert_close(left.out, right.out, rtol=0, atol=tolerance)
     torch.testing.assert_close(left.lse, right.lse, rtol=1e-15, atol=tolerance)
@@ -64,7 +64,7 @@ def split_attention(draw):
 
 def test_two_parts_by_hand():
     # Weights e^0 : e^(ln 7) = 1 : 7, so (0 + 7 * 8) / 8 = 7, and ln 8.
-    same(merge([state([0.0], 0.0), state([8.0], math.log(7))]), state([7.0], math.log(8)))
+    check_same(merge([state([0.0], 0.0), state([8.0], math.log(7))]), state([7.0], math.log(8)))
 
 
 def test_an_empty_part_between_two_by_hand():
@@ -72,7 +72,7 @@ def test_an_empty_part_between_two_by_hand():
     for lse in (INF, -INF, NAN):
         parts = [state([2.0], 0.0), state([NAN], lse), state([6.0], math.log(3))]
         visible = torch.tensor([True, False, True])
-        same(merge(parts, visible), state([5.0], math.log(4)))
+        check_same(merge(parts, visible), state([5.0], math.log(4)))
 
 
 def test_base_two_is_converted_at_the_border():
@@ -81,7 +81,7 @@ def test_base_two_is_converted_at_the_border():
         AttentionState.from_base2(torch.tensor([3.0]), torch.tensor(1.0)),
         AttentionState.from_base2(torch.tensor([6.0]), torch.tensor(2.0)),
     ]
-    same(merge(parts), state([5.0], math.log(6), torch.float32), 1e-6)
+    check_same(merge(parts), state([5.0], math.log(6), torch.float32), 1e-6)
 
 
 @given(split_attention())
@@ -90,7 +90,7 @@ def test_base_two_states_give_what_natural_ones_give(case):
     natural = [partial(query, key[owners == r], value[owners == r]) for r in range(5)]
     base2 = [AttentionState.from_base2(part.out, part.lse / math.log(2)) for part in natural]
     # A lse near 1e4 carries a rounding of 1e-12 through the division.
-    same(merge(base2), merge(natural), 1e-10)
+    check_same(merge(base2), merge(natural), 1e-10)
 
 
 def test_half_precision_base_two_widens_to_float32():
@@ -131,7 +131,7 @@ def test_sums_are_float32_or_wider():
 def test_any_split_equals_dense(case):
     query, key, value, owners = case
     parts = [partial(query, key[owners == r], value[owners == r]) for r in range(5)]
-    same(merge(parts), partial(query, key, value))
+    check_same(merge(parts), partial(query, key, value))
 
 
 @given(split_attention(), st.sampled_from([NAN, INF, -INF]), st.sampled_from([NAN, INF, 0.0]))
@@ -144,14 +144,14 @@ def test_payloads_of_empty_parts_have_no_effect(case, lse, out):
         own = partial(query, key[mine], value[mine])
         parts.append(own if mine.any() else state([out, out], lse))
     found = merge(parts, torch.tensor(visible))
-    same(found, partial(query, key, value))
+    check_same(found, partial(query, key, value))
     if not any(visible):
         assert found.out.tolist() == [0.0, 0.0]
         assert found.lse.item() == -INF
 
 
 def test_without_a_mask_the_identity_is_told_by_its_lse():
-    same(merge([state([NAN], -INF), state([4.0], 1.0)]), state([4.0], 1.0))
+    check_same(merge([state([NAN], -INF), state([4.0], 1.0)]), state([4.0], 1.0))
 
 
 @given(st.integers(0, 999))
@@ -179,13 +179,13 @@ def test_order_does_not_matter(seed):
     parts = random_states(seed, 3)
     whole = merge(parts)
     for order in itertools.permutations(parts):
-        same(merge(order), whole)
+        check_same(merge(order), whole)
 
 
 @given(st.integers(0, 999))
 def test_grouping_does_not_matter(seed):
     a, b, c = random_states(seed, 3)
-    same(merge([merge([a, b]), c]), merge([a, merge([b, c])]))
+    check_same(merge([merge([a, b]), c]), merge([a, merge([b, c])]))
 
 
 @given(st.integers(0, 999), st.integers(1, 5))
@@ -261,7 +261,7 @@ def test_a_sink_is_one_more_state():
     shares = np.exp(scores) / np.exp(scores).sum()
     parts = [partial(query, key[:2], value[:2]), partial(query, key[2:], value[2:])]
     found = merge([merge(parts), state([0.0, 0.0], sink)])
-    same(found, state((shares[:-1] @ value).tolist(), math.log(np.exp(scores).sum())))
+    check_same(found, state((shares[:-1] @ value).tolist(), math.log(np.exp(scores).sum())))
 
 
 def test_float32_partials_are_as_good_as_one_rank():
