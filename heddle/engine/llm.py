@@ -13,6 +13,7 @@ import dataclasses
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
@@ -27,7 +28,7 @@ from heddle.engine.executors.launch_info import LaunchInfo
 from heddle.engine.inputs import PromptInput, parse_prompt, split_prompts
 from heddle.engine.machine import resolve_here
 from heddle.engine.outputs import RequestMetrics, RequestOutput
-from heddle.engine.progress import progress_bar
+from heddle.engine.progress import loading_bar, progress_bar
 from heddle.engine.tokenizer import Tokenizer, load_tokenizer
 from heddle.errors import HeddleError, RequestError
 
@@ -86,7 +87,7 @@ class LLM:
         Args:
             config: what to run.
             launch: what a launcher told this process; the executor `torchrun` needs it.
-            on_progress: told (rank, done, total) while weights load.
+            on_progress: told (rank, done, total) while weights load; None: a bar on a terminal.
         """
         llm = cls.__new__(cls)
         llm._open(config, launch, on_progress)
@@ -219,9 +220,10 @@ class LLM:
         self._is_closed = False
         self._turn = threading.Lock()
         self._tokenizer = load_tokenizer(resolved.model_path)
-        self._executor = create_executor(resolved, launch=launch, on_progress=on_progress)
-        self._driver = Driver(resolved, self._executor, self._tokenizer)
-        self._executor.start()  # last: nothing after it can fail and leave ranks behind
+        with loading_bar() if on_progress is None else nullcontext(on_progress) as report:
+            self._executor = create_executor(resolved, launch=launch, on_progress=report)
+            self._driver = Driver(resolved, self._executor, self._tokenizer)
+            self._executor.start()  # last: nothing after it can fail and leave ranks behind
 
     def _run(
         self,

@@ -1,7 +1,8 @@
-"""One progress bar, on a terminal only."""
+"""Progress bars, on a terminal only: prompts that are done, and weights that are loaded."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -28,5 +29,27 @@ def progress_bar(total: int, *, enabled: bool) -> Iterator[Callable[[], None]]:
         yield advance
 
 
+@contextmanager
+def loading_bar() -> Iterator[Callable[[int, int, int], None]]:
+    """Yield a listener for (rank, tensors loaded, tensors in all); the bar is rank 0's."""
+    if not sys.stderr.isatty():
+        yield _no_report
+        return
+    from tqdm import tqdm
+
+    with tqdm(desc="Loading weights", unit=" tensors", dynamic_ncols=True) as bar:
+
+        def report(rank: int, done: int, total: int) -> None:
+            if rank == 0:
+                bar.total = total
+                bar.update(done - bar.n)
+
+        yield report
+
+
 def _nothing() -> None:
     return
+
+
+def _no_report(rank: int, done: int, total: int) -> None:
+    del rank, done, total
