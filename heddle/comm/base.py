@@ -17,6 +17,14 @@ import torch
 from heddle.layout.mesh import GroupKind
 
 
+class Pending(Protocol):
+    """A transfer under way; work may go on until its result is needed."""
+
+    def wait(self) -> torch.Tensor:
+        """What arrived; called exactly once, by the deadline set when it began."""
+        ...
+
+
 class Communicator(Protocol):
     """One rank's view of one group.
 
@@ -58,6 +66,32 @@ class Communicator(Protocol):
         """
         ...
 
+    def shift(self, tensor: torch.Tensor) -> Pending:
+        """Send to the next rank of the group (the last one to the first) while receiving the
+        previous rank's tensor of equal shape and dtype; returns at once.
+
+        The tensor may not change until `wait` has returned. Shifts of a group may overlap; they
+        arrive in the order in which they began.
+        """
+        ...
+
+    def send(self, tensor: torch.Tensor, target: int) -> None:
+        """Hand a tensor to one rank of the group, which calls `receive`; returns once the tensor
+        may be reused, which may be as late as the other rank's call.
+
+        Raises:
+            ValueError: `target` is this rank itself or outside the group.
+        """
+        ...
+
+    def receive(self, shape: Sequence[int], dtype: torch.dtype, source: int) -> torch.Tensor:
+        """The tensor that a rank of the group sends here.
+
+        Raises:
+            ValueError: `source` is this rank itself or outside the group.
+        """
+        ...
+
     def set_deadline(self, deadline: float | None) -> None:
         """Monotonic time by which every later call must end; None: only the group's own limit."""
         ...
@@ -74,6 +108,10 @@ class RankGroups:
     """The DCP members with this rank's PCP coordinate: they store the same kv heads and exchange
     query heads.
     """
+    pp: Communicator
+    """Stages: hidden rows are handed on."""
+    ep: Communicator
+    """Holders of whole experts: rows are dealt out and collected."""
 
     def of(self, kind: GroupKind) -> Communicator:
         """The communicator of a kind."""

@@ -1,7 +1,9 @@
 """Where thread ranks meet: each call deposits a payload and leaves with everybody's.
 
-A meeting proceeds in rounds. The last member to arrive closes the round, so a fast member may open
-the next one while a slow one still reads: rounds are separate objects and need no second barrier.
+A meeting proceeds in rounds. A member enters its next round and may go on working before it
+collects what the others brought, so several rounds can be open at once: rounds are separate
+objects, each is forgotten when its last member has come, and no second barrier is needed. Two ranks
+that hand something over have a meeting of their own.
 Whatever goes wrong first (a rank raised, the calls differ, a deadline passed, a rank left) ends the
 whole world at once: a bug is a traceback, not a hang.
 """
@@ -52,6 +54,16 @@ class _Round(Generic[T]):
     payloads: dict[int, T] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Ticket(Generic[T]):
+    """One member's claim to what a round brings."""
+
+    round: _Round[T]
+    place: int
+    deadline: float
+    limit: str
+
+
 class Hall(Generic[T]):
     """All meetings of one world, under one lock, with one failure."""
 
@@ -73,6 +85,12 @@ class Hall(Generic[T]):
             if known != members:
                 raise PlanMismatch(f"{kind} groups {members} differ from another rank's {known}")
             return self._meetings.setdefault((kind, own), Meeting(self, kind, own))
+
+    def pair(self, kind: str, source: int, target: int) -> Meeting[T]:
+        """The meeting in which one global rank hands things to another, in order."""
+        with self.lock:
+            name, own = f"{kind} from {source} to {target}", (source, target)
+            return self._meetings.setdefault((name, own), Meeting(self, name, own))
 
     def fail(self, rank: int | None, cause: BaseException) -> None:
         """Record the first failure and wake everybody; later ones change nothing."""
@@ -104,15 +122,24 @@ class Meeting(Generic[T]):
         self._hall = hall
         self._kind = kind
         self._ranks = tuple(ranks)
-        self._round: _Round[T] = _Round(number=0)
+        self._num_entered = [0] * len(self._ranks)
+        self._rounds: dict[int, _Round[T]] = {}
 
     @property
     def size(self) -> int:
         """Members of the group."""
         return len(self._ranks)
 
+    def pair(self, source: int, target: int) -> Meeting[T]:
+        """The meeting of two places of this group; the giver has place 0 in it, the taker 1."""
+        return self._hall.pair(self._kind, self._ranks[source], self._ranks[target])
+
     def meet(self, place: int, call: Call, payload: T, deadline: float, limit: str) -> list[T]:
-        """Deposit a payload and return those of all members, in group order.
+        """Enter and collect at once."""
+        return self.collect(self.enter(place, call, payload, deadline, limit))
+
+    def enter(self, place: int, call: Call, payload: T, deadline: float, limit: str) -> Ticket[T]:
+        """Deposit a payload in the caller's next round; waits for nobody.
 
         Args:
             place: the caller's place in the group.
@@ -122,22 +149,35 @@ class Meeting(Generic[T]):
             limit: names the deadline in the error.
 
         Raises:
-            PlanMismatch: two members make different calls, or one will make none.
-            CollectiveTimeout: the deadline passed here.
+            PlanMismatch: another member makes a different call.
             RankFailed: the world has failed elsewhere.
         """
         with self._hall.lock:
             self._raise_failure()
-            current = self._round
+            number = self._num_entered[place]
+            current = self._rounds.setdefault(number, _Round(number))
             self._agree(current, place, call)
+            self._num_entered[place] += 1
             current.calls[place] = call
             current.payloads[place] = payload
             if len(current.payloads) == self.size:
-                self._round = _Round(current.number + 1)
+                del self._rounds[number]
                 self.changed.notify_all()
+        return Ticket(current, place, deadline, limit)
+
+    def collect(self, ticket: Ticket[T]) -> list[T]:
+        """The payloads of all members of a round, in group order, once all have come.
+
+        Raises:
+            PlanMismatch: a member makes another call, or will make none.
+            CollectiveTimeout: the deadline passed here.
+            RankFailed: the world has failed elsewhere.
+        """
+        current = ticket.round
+        with self._hall.lock:
             while len(current.payloads) < self.size:
                 self._raise_failure()
-                self._wait(current, place, call, deadline, limit)
+                self._wait(ticket)
         return [current.payloads[index] for index in range(self.size)]
 
     def _raise_failure(self) -> None:
@@ -156,18 +196,18 @@ class Meeting(Generic[T]):
                     ),
                 )
 
-    def _wait(
-        self, current: _Round[T], place: int, call: Call, deadline: float, limit: str
-    ) -> None:
+    def _wait(self, ticket: Ticket[T]) -> None:
+        current, place = ticket.round, ticket.place
         missing = [rank for i, rank in enumerate(self._ranks) if i not in current.payloads]
-        what = f"{self._kind} call {current.number}, {_words(call)}"
+        what = f"{self._kind} call {current.number}, {_words(current.calls[place])}"
         gone = [rank for rank in missing if rank in self._hall.departed]
         if gone:
             self._fail(place, PlanMismatch(f"{what}: ranks {gone} returned without making it"))
-        remaining = deadline - time.monotonic()
+        remaining = ticket.deadline - time.monotonic()
         if remaining <= 0:
             error = CollectiveTimeout(
-                f"{what}: rank {self._ranks[place]} waited until {limit}; missing ranks: {missing}"
+                f"{what}: rank {self._ranks[place]} waited until {ticket.limit}; "
+                f"missing ranks: {missing}"
             )
             self._fail(place, error)
         self.changed.wait(remaining)

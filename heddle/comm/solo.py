@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 import torch
 
-from heddle.comm.base import Communicator
+from heddle.comm.base import Communicator, Pending
 from heddle.comm.blocks import require_blocks
 from heddle.comm.members import frozen_members
+from heddle.comm.transfers import Transfer, require_peer
 from heddle.layout.mesh import GroupKind
 
 
@@ -42,6 +43,27 @@ class SoloCommunicator:
         """The input, `[1, ...]`."""
         require_blocks("all_to_all", tensor, 1)
         return tensor
+
+    def shift(self, tensor: torch.Tensor) -> Pending:
+        """The ring of one: the input comes back."""
+        return Transfer(lambda: tensor)
+
+    def send(self, tensor: torch.Tensor, target: int) -> None:  # noqa: ARG002 - nobody takes it
+        """There is nobody to send to.
+
+        Raises:
+            ValueError: always.
+        """
+        require_peer("send", target, 0, 1)
+
+    def receive(self, shape: Sequence[int], dtype: torch.dtype, source: int) -> torch.Tensor:  # noqa: ARG002 - nobody sends it
+        """There is nobody to receive from.
+
+        Raises:
+            ValueError: always.
+        """
+        require_peer("receive", source, 0, 1)
+        raise AssertionError("a group of one has no peer")
 
     def set_deadline(self, deadline: float | None) -> None:
         """Nothing is awaited, so no deadline can pass."""

@@ -21,11 +21,12 @@ from typing import TypeVar
 
 import torch
 
-from heddle.comm.base import Communicator
+from heddle.comm.base import Communicator, Pending
 from heddle.comm.blocks import require_blocks, sum_in_order
 from heddle.comm.members import frozen_members, own_members
 from heddle.comm.rendezvous import Call, Hall, Meeting
 from heddle.comm.solo import SoloCommunicator
+from heddle.comm.transfers import Transfer, require_peer, ring_neighbours
 from heddle.errors import ConfigError, RankFailed
 from heddle.layout.mesh import GroupKind
 
@@ -184,15 +185,46 @@ class ThreadCommunicator:
         require_blocks("all_to_all", tensor, self.world_size)
         return torch.stack([sent[self._place] for sent in self._meet("all_to_all", tensor)])
 
+    def shift(self, tensor: torch.Tensor) -> Pending:
+        """Deposits a copy and returns; `wait` blocks until all ranks have deposited theirs."""
+        deadline, limit = self._until()
+        ticket = self._meeting.enter(
+            self._place, _call("shift", tensor.shape, tensor.dtype), _copy(tensor), deadline, limit
+        )
+        source, _ = ring_neighbours(self._place, self.world_size)
+        return Transfer(lambda: self._meeting.collect(ticket)[source])
+
+    def send(self, tensor: torch.Tensor, target: int) -> None:
+        """Meets the receiver: returns when it has come."""
+        require_peer("send", target, self._place, self.world_size)
+        call = _call("transfer", tensor.shape, tensor.dtype)
+        self._meeting.pair(self._place, target).meet(0, call, _copy(tensor), *self._until())
+
+    def receive(self, shape: Sequence[int], dtype: torch.dtype, source: int) -> torch.Tensor:
+        """Meets the sender, whose tensor must have the announced shape and dtype."""
+        require_peer("receive", source, self._place, self.world_size)
+        call, nothing = _call("transfer", shape, dtype), torch.empty(0)
+        return self._meeting.pair(source, self._place).meet(1, call, nothing, *self._until())[0]
+
     def set_deadline(self, deadline: float | None) -> None:
         """Monotonic time by which every later call must end; None: only the world's own limit."""
         self._deadline = deadline
 
     def _meet(self, op: str, tensor: torch.Tensor) -> list[torch.Tensor]:
-        call = Call(op, tuple(tensor.shape), str(tensor.dtype))
-        copy = tensor.clone(memory_format=torch.contiguous_format)
-        if self._deadline is None:
-            own_limit = time.monotonic() + self._timeout_seconds
-            limit = f"the group limit of {self._timeout_seconds} s"
-            return self._meeting.meet(self._place, call, copy, own_limit, limit)
-        return self._meeting.meet(self._place, call, copy, self._deadline, "the deadline")
+        call = _call(op, tensor.shape, tensor.dtype)
+        return self._meeting.meet(self._place, call, _copy(tensor), *self._until())
+
+    def _until(self) -> tuple[float, str]:
+        """Monotonic time by which a call that begins now must end, and its name."""
+        if self._deadline is not None:
+            return self._deadline, "the deadline"
+        limit = f"the group limit of {self._timeout_seconds} s"
+        return time.monotonic() + self._timeout_seconds, limit
+
+
+def _call(op: str, shape: Sequence[int], dtype: torch.dtype) -> Call:
+    return Call(op, tuple(shape), str(dtype))
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.clone(memory_format=torch.contiguous_format)

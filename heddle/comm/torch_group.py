@@ -3,7 +3,8 @@
 What torch leaves open is settled here. It may wait for half an hour; so every call is asynchronous
 and waits until a deadline of ours. It sorts the members of a group, while our order is part of the
 meaning; so blocks are permuted at the border. It notices neither a wrong dtype nor a swapped order;
-callers compare plans before they call.
+callers compare plans before they call. (gloo ends the process when more bytes come than were asked
+for.)
 Moves travel as bytes, which makes every dtype equal. `reduce_scatter` is an all-to-all followed by
 a sum in group order: the same bytes, and the same bits as between threads.
 
@@ -15,7 +16,6 @@ Legend: `N` ranks in the group in hand.
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -23,11 +23,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from heddle.comm.base import Communicator
+from heddle.comm.base import Communicator, Pending
 from heddle.comm.blocks import require_blocks, sum_in_order
+from heddle.comm.flight import Flight, Flights
 from heddle.comm.members import frozen_members, own_members
 from heddle.comm.solo import SoloCommunicator
-from heddle.errors import CollectiveTimeout, RankFailed
+from heddle.comm.transfers import Transfer, require_peer, ring_neighbours
+from heddle.errors import RankFailed
 from heddle.layout.mesh import GroupKind
 
 _HALF_DTYPES = (torch.float16, torch.bfloat16)
@@ -84,7 +86,7 @@ def create_torch_world(
             f"{error}"
         ) from error
     longest = max(timeout_seconds, longest_wait_seconds or 0.0)
-    return TorchWorld(rank, world_size, timeout_seconds, longest, control)
+    return TorchWorld(rank, world_size, device, timeout_seconds, longest, control)
 
 
 class TorchWorld:
@@ -94,12 +96,14 @@ class TorchWorld:
         self,
         rank: int,
         world_size: int,
+        device: torch.device,
         timeout_seconds: float,
         longest_wait_seconds: float,
         control: dist.ProcessGroup,
     ) -> None:
         self._rank = rank
         self._world_size = world_size
+        self._device = device
         self._timeout_seconds = timeout_seconds
         self._longest_wait_seconds = longest_wait_seconds
         self._control = control
@@ -126,7 +130,7 @@ class TorchWorld:
             made = self._form(kind, ranks)
             if ranks is own:
                 communicator = TorchCommunicator(
-                    made, kind, ranks, ranks.index(self._rank), self._timeout_seconds
+                    made, kind, ranks, ranks.index(self._rank), self._device, self._timeout_seconds
                 )
         return communicator
 
@@ -201,15 +205,15 @@ class TorchCommunicator:
         kind: GroupKind,
         ranks: tuple[int, ...],
         place: int,
+        device: torch.device,
         timeout_seconds: float,
     ) -> None:
         self._group = group
         self._kind = kind
         self._ranks = ranks
         self._place = place
-        self._timeout_seconds = timeout_seconds
-        self._deadline: float | None = None
-        self._failure: str | None = None
+        self._device = device
+        self._flights = Flights(timeout_seconds)
         ordered = sorted(ranks)
         self._is_sorted = list(ranks) == ordered
         # torch's block i belongs to the i-th lowest rank, ours to the i-th of the list.
@@ -262,9 +266,47 @@ class TorchCommunicator:
         require_blocks("all_to_all", tensor, self.world_size)
         return self._exchange("all_to_all", tensor)
 
+    def shift(self, tensor: torch.Tensor) -> Pending:
+        """Begins both directions; `wait` ends them. The tensor must stay as it is until then."""
+        if tensor.numel() == 0:
+            return Transfer(lambda: tensor.clone())
+        sent = _as_bytes(tensor)
+        received = torch.empty_like(sent)
+        source, target = ring_neighbours(self._place, self.world_size)
+        flight = self._transfer(
+            "shift",
+            tensor,
+            self._move(dist.isend, sent, target),
+            self._move(dist.irecv, received, source),
+        )
+        held = (sent, received)  # until both directions are done, whatever torch holds
+
+        def take() -> torch.Tensor:
+            self._flights.land(flight)
+            return held[1].view(tensor.dtype).view(tensor.shape)
+
+        return Transfer(take)
+
+    def send(self, tensor: torch.Tensor, target: int) -> None:
+        """Hand a tensor to one rank; gloo is done when that rank asks for it."""
+        require_peer("send", target, self._place, self.world_size)
+        if tensor.numel() > 0:
+            move = self._move(dist.isend, _as_bytes(tensor), target)
+            self._flights.land(self._transfer(f"send to {self._ranks[target]}", tensor, move))
+
+    def receive(self, shape: Sequence[int], dtype: torch.dtype, source: int) -> torch.Tensor:
+        """The tensor that a rank sends here; it must have the announced size."""
+        require_peer("receive", source, self._place, self.world_size)
+        received = torch.empty(tuple(shape), dtype=dtype, device=self._device)
+        if received.numel() > 0:
+            move = self._move(dist.irecv, _as_bytes(received), source)
+            what = f"receive from {self._ranks[source]}"
+            self._flights.land(self._transfer(what, received, move))
+        return received
+
     def set_deadline(self, deadline: float | None) -> None:
         """Monotonic time by which every later call must end; None: only the group's own limit."""
-        self._deadline = deadline
+        self._flights.deadline = deadline
 
     def _exchange(self, op: str, tensor: torch.Tensor) -> torch.Tensor:
         sent = _as_bytes(self._permuted(tensor, self._to_torch))
@@ -280,35 +322,21 @@ class TorchCommunicator:
     def _permuted(self, blocks: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
         return blocks if self._is_sorted else blocks.index_select(0, order.to(blocks.device))
 
+    def _move(self, op: Callable[..., Any], data: torch.Tensor, place: int) -> dist.P2POp:
+        return dist.P2POp(op, data, self._ranks[place], self._group)
+
+    def _transfer(self, op: str, tensor: torch.Tensor, *moves: dist.P2POp) -> Flight:
+        return self._flights.begin(
+            self._words(op, tensor), lambda: dist.batch_isend_irecv(list(moves))
+        )
+
     def _call(self, op: str, tensor: torch.Tensor, start: Callable[[], Any]) -> None:
-        """Start a collective and wait for it until the deadline; without one, the own limit."""
-        what = f"{self._kind} {op} of {tensor.dtype} {list(tensor.shape)} among {list(self._ranks)}"
-        if self._failure is not None:
-            # A group that has failed may still hold half a collective: it cannot be used again.
-            raise RankFailed(f"{what}: the group has failed before: {self._failure}")
-        began = time.monotonic()
-        limit = self._timeout_seconds
-        if self._deadline is not None:
-            limit = self._deadline - began
-        try:
-            if limit <= 0:
-                raise CollectiveTimeout(f"{what}: the deadline passed before it began")
-            _wait(start(), limit, what)
-        except RankFailed as error:
-            self._failure = str(error)
-            raise
+        """Start a collective and wait for it."""
+        self._flights.land(self._flights.begin(self._words(op, tensor), lambda: [start()]))
 
-
-def _wait(work: Any, limit: float, what: str) -> None:
-    began = time.monotonic()
-    try:
-        work.wait(timedelta(seconds=limit))
-    except RuntimeError as error:
-        waited = time.monotonic() - began
-        # gloo reports both with one class; only the clock tells a limit from a lost peer.
-        if waited >= 0.95 * limit:
-            raise CollectiveTimeout(f"{what}: not done within {limit:.3f} s") from error
-        raise RankFailed(f"{what}: a peer failed after {waited:.3f} s: {error}") from error
+    def _words(self, op: str, tensor: torch.Tensor) -> str:
+        shape, ranks = list(tensor.shape), list(self._ranks)
+        return f"{self._kind} {op} of {tensor.dtype} {shape} among {ranks}"
 
 
 def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,25 +1,27 @@
 """A communicator that writes down what passes through it: calls, shapes and bytes.
 
 Bytes are those a rank receives under the textbook algorithms, from the real sizes of the tensors:
-all-gather (N-1) x own, reduce-scatter and all-to-all (N-1)/N x input, all-reduce twice that.
+all-gather (N-1) x own, reduce-scatter and all-to-all (N-1)/N x input, all-reduce twice that; a
+shift its own size, a receive what is announced, a send nothing.
 
 Legend: `N` ranks in the group in hand.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 
-from heddle.comm.base import Communicator, World
+from heddle.comm.base import Communicator, Pending, World
 from heddle.layout.mesh import GroupKind
 
 
 @dataclass(frozen=True, slots=True)
 class TraceRecord:
-    """One collective, as one rank saw it."""
+    """One call, as one rank saw it."""
 
     sequence: int
     """Number of the call on this rank, over all its groups, from 0."""
@@ -28,7 +30,7 @@ class TraceRecord:
     label: str
     """Where in the model the call was made; set by the caller."""
     shape: tuple[int, ...]
-    """Of the input."""
+    """Of the input; of a receive, as announced."""
     dtype: torch.dtype
     world_size: int
     bytes_received: float
@@ -56,16 +58,29 @@ class Trace:
     ) -> None:
         """Append a record whose bytes are `factor` (N-1)/N of the input."""
         size = tensor.numel() * tensor.element_size()
+        received = factor * (world_size - 1) * size / world_size
+        self.append(op, kind, tensor.shape, tensor.dtype, world_size, received)
+
+    def append(
+        self,
+        op: str,
+        kind: GroupKind,
+        shape: Sequence[int],
+        dtype: torch.dtype,
+        world_size: int,
+        bytes_received: float,
+    ) -> None:
+        """Append a record of known bytes."""
         self.records.append(
             TraceRecord(
                 sequence=len(self.records),
                 op=op,
                 kind=kind,
                 label=self.label,
-                shape=tuple(tensor.shape),
-                dtype=tensor.dtype,
+                shape=tuple(shape),
+                dtype=dtype,
                 world_size=world_size,
-                bytes_received=factor * (world_size - 1) * size / world_size,
+                bytes_received=bytes_received,
             )
         )
 
@@ -108,12 +123,33 @@ class TracingCommunicator:
         self._add("all_to_all", tensor, factor=1)
         return self._inner.all_to_all(tensor)
 
+    def shift(self, tensor: torch.Tensor) -> Pending:
+        """Traced `shift`: own, recorded when it begins."""
+        self._append("shift", tensor.shape, tensor.dtype, is_received=True)
+        return self._inner.shift(tensor)
+
+    def send(self, tensor: torch.Tensor, target: int) -> None:
+        """Traced `send`: nothing comes here."""
+        self._append("send", tensor.shape, tensor.dtype, is_received=False)
+        self._inner.send(tensor, target)
+
+    def receive(self, shape: Sequence[int], dtype: torch.dtype, source: int) -> torch.Tensor:
+        """Traced `receive`: what is announced."""
+        self._append("receive", shape, dtype, is_received=True)
+        return self._inner.receive(shape, dtype, source)
+
     def set_deadline(self, deadline: float | None) -> None:
         """Passed on."""
         self._inner.set_deadline(deadline)
 
     def _add(self, op: str, tensor: torch.Tensor, factor: float) -> None:
         self._trace.add(op, self._kind, tensor, self.world_size, factor)
+
+    def _append(
+        self, op: str, shape: Sequence[int], dtype: torch.dtype, *, is_received: bool
+    ) -> None:
+        received = math.prod(shape) * dtype.itemsize if is_received else 0
+        self._trace.append(op, self._kind, shape, dtype, self.world_size, received)
 
 
 class TracingWorld:

@@ -17,6 +17,10 @@ DCP is no axis of it. It is a view of the TP x PCP plane, walked PCP first and t
 A legal DCP group is a rectangle of that plane: `P' = min(pcp, dcp)` rows by `k = max(1, dcp / pcp)`
 columns. Its k members of one row are a *slice* group: they store the same kv heads and exchange
 query heads.
+
+Two kinds leave the plane. PP joins the stages at one place of their planes, in stage order; EP
+joins the planes of all DP replicas of one stage, DP slowest, because every rank of a stage holds
+experts for all its replicas. External DP replicas are separate engines and share no group.
 """
 
 from __future__ import annotations
@@ -29,8 +33,21 @@ import numpy as np
 
 from heddle.errors import TopologyError
 
-GroupKind = Literal["tp", "pcp", "dcp", "slice"]
-GROUP_KINDS: tuple[GroupKind, ...] = ("tp", "pcp", "dcp", "slice")
+GroupKind = Literal["tp", "pcp", "dcp", "slice", "pp", "ep"]
+PLANE_KINDS: tuple[GroupKind, ...] = ("tp", "pcp", "dcp", "slice")
+"""Kinds whose groups never leave one TP x PCP plane."""
+GROUP_KINDS: tuple[GroupKind, ...] = (*PLANE_KINDS, "pp", "ep")
+
+_WALKS: dict[GroupKind, tuple[int, ...]] = {
+    # Axes (external_dp 0, dp 1, pp 2, pcp 3, tp 4) in walking order, fastest last.
+    "tp": (0, 1, 2, 3, 4),
+    "pcp": (0, 1, 2, 4, 3),
+    "dcp": (0, 1, 2, 4, 3),
+    "slice": (0, 1, 2, 3, 4),
+    "pp": (0, 1, 3, 4, 2),
+    "ep": (0, 2, 1, 3, 4),
+}
+"""Groups of a kind are consecutive runs of its walk over the world."""
 
 
 def divisors(size: int) -> tuple[int, ...]:
@@ -160,19 +177,30 @@ class Mesh:
         Example:
             >>> Mesh(tp_size=2, pcp_size=4, dcp_size=2).groups("dcp")
             ((0, 2), (4, 6), (1, 3), (5, 7))
+            >>> mesh = Mesh(tp_size=2, pp_size=2, dp_size=2)
+            >>> mesh.groups("pp")
+            ((0, 2), (1, 3), (4, 6), (5, 7))
+            >>> mesh.groups("ep")
+            ((0, 1, 4, 5), (2, 3, 6, 7))
         """
-        planes = np.arange(self.world_size).reshape(-1, self.pcp_size, self.tp_size)
-        if kind in ("pcp", "dcp"):
-            planes = planes.swapaxes(1, 2)  # walk PCP first; a DCP group never leaves its plane
-        return tuple(map(tuple, planes.reshape(-1, self.group_size(kind)).tolist()))
+        axes = (self.external_dp_size, self.dp_size, self.pp_size, self.pcp_size, self.tp_size)
+        walk = np.arange(self.world_size).reshape(axes).transpose(_WALKS[kind])
+        return tuple(map(tuple, walk.reshape(-1, self.group_size(kind)).tolist()))
 
     def group_size(self, kind: GroupKind) -> int:
-        """Members of each group of a kind."""
-        sizes = {
+        """Members of each group of a kind.
+
+        Example:
+            >>> Mesh(tp_size=4, pcp_size=2, pp_size=3, dp_size=5).group_size("ep")
+            40
+        """
+        sizes: dict[GroupKind, int] = {
             "tp": self.tp_size,
             "pcp": self.pcp_size,
             "dcp": self.dcp_size,
             "slice": self.slice_size,
+            "pp": self.pp_size,
+            "ep": self.dp_size * self.pcp_size * self.tp_size,
         }
         return sizes[kind]
 
@@ -188,6 +216,35 @@ class Mesh:
         `position // num_replicas` the block of heads.
         """
         return self.group_of(kind, rank).index(rank)
+
+    def replica_of(self, rank: int) -> int:
+        """DP coordinate of a global rank: the replica whose requests it serves.
+
+        Raises:
+            ValueError: the rank is outside the world.
+        """
+        return self.coord_of(rank).dp
+
+    def ranks_of_replica(self, dp: int) -> tuple[int, ...]:
+        """All global ranks with a DP coordinate, ascending.
+
+        Raises:
+            ValueError: there is no such replica.
+        Example:
+            >>> Mesh(tp_size=2, pp_size=2, dp_size=2).ranks_of_replica(1)
+            (4, 5, 6, 7)
+        """
+        if not 0 <= dp < self.dp_size:
+            raise ValueError(f"dp={dp}; must be in [0, {self.dp_size})")
+        return tuple(rank for rank in range(self.world_size) if self.replica_of(rank) == dp)
+
+    def is_last_stage(self, rank: int) -> bool:
+        """True when a global rank holds the last layers, whose hidden rows become logits.
+
+        Raises:
+            ValueError: the rank is outside the world.
+        """
+        return self.coord_of(rank).pp == self.pp_size - 1
 
     def _plane_of(self, coord: Coord) -> int:
         """Index of the TP x PCP plane that holds a coordinate."""

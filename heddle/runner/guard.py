@@ -2,19 +2,20 @@
 
 Collective libraries do not notice when ranks disagree: equal sizes with swapped order or other
 dtypes give garbage without an error. Here a call that is not the next entry of the schedule stops
-on the rank that strays.
+on the rank that strays. A size that no plan can know is None in the schedule and fits any: ranks
+agree on it by an exchange of counts just before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
-from heddle.comm.base import Communicator, RankGroups
+from heddle.comm.base import Communicator, Pending, RankGroups
 from heddle.errors import PlanMismatch
 from heddle.layout.mesh import GroupKind
-from heddle.step.schedule import Collective
+from heddle.step.traffic import Collective
 
 
 class ScheduleGuard:
@@ -29,7 +30,7 @@ class ScheduleGuard:
         self._expected = iter(schedule)
         self._count = 0
 
-    def check(self, op: str, group: GroupKind, tensor: torch.Tensor) -> None:
+    def check(self, op: str, group: GroupKind, shape: Sequence[int], dtype: torch.dtype) -> None:
         """Compare a call with the next entry.
 
         Raises:
@@ -37,9 +38,9 @@ class ScheduleGuard:
         """
         if self._expected is None:
             return
-        found = Collective(op, group, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+        found = Collective(op, group, tuple(shape), str(dtype).removeprefix("torch."))
         due = next(self._expected, None)
-        if found != due:
+        if due is None or not _fits(found, due):
             raise PlanMismatch(
                 f"collective {self._count} of the step is {found}, the plan's schedule says {due}"
             )
@@ -58,6 +59,15 @@ class ScheduleGuard:
                 f"the step ended after {self._count} collectives, "
                 f"the plan's schedule still has {missing}"
             )
+
+
+def _fits(found: Collective, due: Collective) -> bool:
+    """True when a call is the one that is due; None in its shape fits any size."""
+    if len(found.shape) != len(due.shape):
+        return False
+    pairs = zip(found.shape, due.shape, strict=True)
+    shape = tuple(size if wanted is None else wanted for size, wanted in pairs)
+    return found == due._replace(shape=shape)
 
 
 class GuardedCommunicator:
@@ -80,27 +90,45 @@ class GuardedCommunicator:
 
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
         """See `Communicator.all_gather`."""
-        self._guard.check("all_gather", self._kind, tensor)
+        self._check("all_gather", tensor)
         return self._inner.all_gather(tensor)
 
     def reduce_scatter(self, tensor: torch.Tensor) -> torch.Tensor:
         """See `Communicator.reduce_scatter`."""
-        self._guard.check("reduce_scatter", self._kind, tensor)
+        self._check("reduce_scatter", tensor)
         return self._inner.reduce_scatter(tensor)
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
         """See `Communicator.all_reduce`."""
-        self._guard.check("all_reduce", self._kind, tensor)
+        self._check("all_reduce", tensor)
         return self._inner.all_reduce(tensor)
 
     def all_to_all(self, tensor: torch.Tensor) -> torch.Tensor:
         """See `Communicator.all_to_all`."""
-        self._guard.check("all_to_all", self._kind, tensor)
+        self._check("all_to_all", tensor)
         return self._inner.all_to_all(tensor)
+
+    def shift(self, tensor: torch.Tensor) -> Pending:
+        """See `Communicator.shift`; held against the schedule when it begins."""
+        self._check("shift", tensor)
+        return self._inner.shift(tensor)
+
+    def send(self, tensor: torch.Tensor, target: int) -> None:
+        """See `Communicator.send`."""
+        self._check("send", tensor)
+        self._inner.send(tensor, target)
+
+    def receive(self, shape: Sequence[int], dtype: torch.dtype, source: int) -> torch.Tensor:
+        """See `Communicator.receive`; held against the schedule as announced."""
+        self._guard.check("receive", self._kind, shape, dtype)
+        return self._inner.receive(shape, dtype, source)
 
     def set_deadline(self, deadline: float | None) -> None:
         """See `Communicator.set_deadline`."""
         self._inner.set_deadline(deadline)
+
+    def _check(self, op: str, tensor: torch.Tensor) -> None:
+        self._guard.check(op, self._kind, tensor.shape, tensor.dtype)
 
 
 def guard_groups(groups: RankGroups, guard: ScheduleGuard) -> RankGroups:
@@ -111,5 +139,10 @@ def guard_groups(groups: RankGroups, guard: ScheduleGuard) -> RankGroups:
         return inner if inner.world_size == 1 else GuardedCommunicator(inner, kind, guard)
 
     return RankGroups(
-        tp=guarded("tp"), pcp=guarded("pcp"), dcp=guarded("dcp"), slice=guarded("slice")
+        tp=guarded("tp"),
+        pcp=guarded("pcp"),
+        dcp=guarded("dcp"),
+        slice=guarded("slice"),
+        pp=guarded("pp"),
+        ep=guarded("ep"),
     )

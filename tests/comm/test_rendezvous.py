@@ -24,9 +24,9 @@ def pair():
 def until_waiting(meeting):
     """Until a first member has deposited its call."""
     limit = soon()
-    while not meeting._round.calls and time.monotonic() < limit:
+    while not meeting._rounds and time.monotonic() < limit:
         time.sleep(0.001)
-    assert meeting._round.calls
+    assert meeting._rounds
 
 
 def in_thread(function):
@@ -130,6 +130,45 @@ def test_the_first_failure_is_kept_and_wakes_all_meetings():
         assert isinstance(error, RankFailed)
         assert "rank 3 failed first: KeyError: 'boom'" in str(error)
         assert error.__cause__ is cause
+
+
+def test_members_may_be_rounds_apart_and_each_round_keeps_its_own():
+    _, meeting = pair()
+    ahead = [meeting.enter(0, CALL, f"a{number}", soon(), "") for number in range(3)]
+    for number in range(3):
+        assert meeting.meet(1, CALL, f"b{number}", soon(), "") == [f"a{number}", f"b{number}"]
+    # Collected in any order, and after others have come.
+    for number in (2, 0, 1):
+        assert meeting.collect(ahead[number]) == [f"a{number}", f"b{number}"]
+    assert meeting._rounds == {}
+
+
+def test_a_call_is_compared_with_those_of_its_own_round():
+    _, meeting = pair()
+    other = CALL._replace(op="shift")
+    meeting.enter(0, CALL, "a", soon(), "")
+    meeting.enter(0, other, "a", soon(), "")
+    meeting.enter(1, CALL, "b", soon(), "")
+    with pytest.raises(PlanMismatch, match=r"dcp call 1: rank 1 makes all_gather .* makes shift"):
+        meeting.enter(1, CALL, "b", soon(), "")
+
+
+def test_a_round_that_is_complete_is_collected_after_its_deadline():
+    _, meeting = pair()
+    ticket = meeting.enter(0, CALL, "a", soon(0.0), "")
+    meeting.enter(1, CALL, "b", soon(), "")
+    assert meeting.collect(ticket) == ["a", "b"]
+
+
+def test_pairs_meet_apart_from_the_group_and_from_the_way_back():
+    hall, meeting = pair()
+    there, back = meeting.pair(0, 1), meeting.pair(1, 0)
+    assert meeting.pair(0, 1) is there
+    assert len({id(hall.pair("dcp", 0, 1)), id(back), id(meeting), id(hall.pair("pp", 0, 1))}) == 4
+    join = in_thread(lambda: there.meet(0, CALL, "a", soon(), ""))
+    until_waiting(there)
+    hall.fail(1, KeyError("boom"))
+    assert "rank 1 failed first" in str(join())
 
 
 def test_groups_are_formed_from_the_same_lists():

@@ -17,12 +17,22 @@ def test_every_collective_is_the_identity():
     assert torch.equal(group.reduce_scatter(X), X[0])
     assert torch.equal(group.all_reduce(X), X)
     assert torch.equal(group.all_to_all(X), X)
+    assert torch.equal(group.shift(X).wait(), X)
 
 
 def test_blocks_are_still_one_per_rank():
     for call in (SoloCommunicator().reduce_scatter, SoloCommunicator().all_to_all):
         with pytest.raises(ValueError, match="the group size 1"):
             call(torch.zeros(2))
+
+
+def test_a_group_of_one_has_no_peer():
+    for call in (
+        lambda: SoloCommunicator().send(X, 0),
+        lambda: SoloCommunicator().receive((1, 2), X.dtype, 1),
+    ):
+        with pytest.raises(ValueError, match="another rank of the group: this one has none"):
+            call()
 
 
 def test_a_world_of_one_has_no_other_ranks():

@@ -75,6 +75,200 @@ def test_sums_add_in_group_order_on_all_ranks(size, dtype, seed):
         assert torch.equal(scattered, total[rank])
 
 
+@given(
+    size=st.integers(2, 5),
+    shape=st.lists(st.integers(0, 3), max_size=3),
+    dtype=st.sampled_from(DTYPES),
+    order=st.randoms(use_true_random=False),
+)
+@settings(max_examples=30)
+def test_a_ring_of_shifts_brings_every_shard_to_every_rank(size, shape, dtype, order):
+    generator = torch.Generator().manual_seed(size)
+    shards = torch.randint(0, 2**15, (size, *shape), generator=generator).to(dtype)
+    ranks = list(range(size))
+    order.shuffle(ranks)
+
+    def body(world):
+        group = world.group("dcp", [ranks])
+        held = [shards[group.rank]]
+        for _ in range(size - 1):
+            held.append(group.shift(held[-1]).wait())
+        return group.rank, held
+
+    for place, held in ThreadGroup(size, 20).run(body):
+        for step, shard in enumerate(held):
+            assert shard.dtype == dtype
+            assert torch.equal(shard, shards[(place - step) % size])
+
+
+def test_work_goes_on_while_a_shift_is_under_way():
+    """Rank 1 comes late; rank 0 has entered two shifts and summed with others in the meantime."""
+    came, worked = threading.Event(), threading.Event()
+
+    def body(world):
+        group, other = whole(world), world.group("tp", [[0, 2], [1]])
+        if group.rank == 1:
+            assert worked.wait(5)
+            came.set()
+        own = torch.tensor([group.rank])
+        first, second = group.shift(own), group.shift(own + 10)
+        own += 100  # a copy is under way
+        total = other.all_reduce(torch.tensor(1))
+        if group.rank == 0:
+            assert not came.is_set()
+            worked.set()
+        return int(second.wait()), int(first.wait()), int(total)
+
+    assert ThreadGroup(3).run(body) == [(12, 2, 2), (10, 0, 1), (11, 1, 2)]
+
+
+@given(
+    shapes=st.lists(st.lists(st.integers(0, 3), max_size=3), min_size=1, max_size=4),
+    dtype=st.sampled_from(DTYPES),
+)
+@settings(max_examples=20)
+def test_a_pipeline_hands_every_tensor_on_in_order(shapes, dtype):
+    generator = torch.Generator().manual_seed(len(shapes))
+    sent = [torch.randint(0, 2**15, shape, generator=generator).to(dtype) for shape in shapes]
+
+    def body(world):
+        group = world.group("pp", [[2, 0, 1]])
+        held = []
+        for tensor in sent:
+            here = tensor
+            if group.rank > 0:
+                here = group.receive(tensor.shape, dtype, group.rank - 1)
+            held.append(here)
+            if group.rank < 2:
+                group.send(here, group.rank + 1)
+        return held
+
+    for held in ThreadGroup(3, 20).run(body):
+        for found, tensor in zip(held, sent, strict=True):
+            assert found.dtype == dtype
+            assert torch.equal(found, tensor)
+
+
+def test_what_was_sent_may_be_overwritten_and_what_came_is_fresh():
+    def body(world):
+        group = world.group("pp", [[0, 1]])
+        own = torch.zeros(3)
+        if group.rank == 0:
+            for step in range(20):
+                group.send(own.fill_(step), 1)
+            return own
+        return [group.receive((3,), torch.float32, 0).clone() for _ in range(20)]
+
+    _, came = ThreadGroup(2).run(body)
+    assert [int(tensor[0]) for tensor in came] == list(range(20))
+    assert all(tensor.eq(tensor[0]).all() for tensor in came)
+
+
+@pytest.mark.parametrize("announced", [((3, 1), torch.float32), ((3,), torch.int32)])
+def test_a_receiver_that_expects_another_tensor_stops_both(announced):
+    told = []
+
+    def body(world):
+        group = whole(world)
+        try:
+            if group.rank == 0:
+                group.send(torch.ones(3), 2)
+            if group.rank == 2:
+                group.receive(*announced, 0)
+        except PlanMismatch as error:
+            told.append(str(error))
+            raise
+
+    with pytest.raises(PlanMismatch, match="dcp from 0 to 2 call 0"):
+        ThreadGroup(3).run(body)
+    assert len(told) == 2
+    for text in told:
+        assert "transfer of torch.float32 [3]" in text
+        assert f"transfer of {announced[1]} {list(announced[0])}" in text
+
+
+def test_shifts_of_other_shapes_and_other_calls_are_stopped():
+    def other_shape(world):
+        whole(world).shift(torch.ones(2 if world.global_rank == 1 else 3)).wait()
+
+    def other_call(world):
+        group = whole(world)
+        call = group.all_gather if world.global_rank == 1 else lambda x: group.shift(x).wait()
+        call(torch.ones(2))
+
+    with pytest.raises(PlanMismatch, match=r"shift of torch.float32 \[2\]"):
+        ThreadGroup(3).run(other_shape)
+    with pytest.raises(PlanMismatch, match=r"all_gather of torch.float32 \[2\]"):
+        ThreadGroup(3).run(other_call)
+
+
+def begin_shift_then_wait(group):
+    if group.rank == 0:
+        group.shift(torch.ones(1)).wait()
+
+
+def send_to_one(group):
+    if group.rank == 0:
+        group.send(torch.ones(1), 1)
+
+
+def receive_from_one(group):
+    if group.rank == 0:
+        group.receive((1,), torch.float32, 1)
+
+
+TRANSFERS = [begin_shift_then_wait, send_to_one, receive_from_one]
+
+
+@pytest.mark.parametrize("transfer", TRANSFERS)
+def test_a_transfer_ends_at_its_deadline(transfer):
+    def body(world):
+        group = world.group("pp", [[0, 1]])
+        group.set_deadline(time.monotonic() + 0.3)
+        transfer(group)
+        if group.rank == 1:
+            time.sleep(1.0)
+
+    started = time.monotonic()
+    with pytest.raises(CollectiveTimeout, match=r"waited until the deadline; missing ranks: \[1\]"):
+        ThreadGroup(2).run(body)
+    assert 0.29 < time.monotonic() - started < 5
+
+
+def test_a_shift_keeps_the_deadline_of_its_beginning():
+    def body(world):
+        group = world.group("pp", [[0, 1]])
+        if group.rank == 1:
+            time.sleep(1.0)
+            return
+        group.set_deadline(time.monotonic() + 0.2)
+        arriving = group.shift(torch.ones(1))
+        group.set_deadline(None)
+        arriving.wait()
+
+    with pytest.raises(CollectiveTimeout, match="waited until the deadline"):
+        ThreadGroup(2).run(body)
+
+
+@pytest.mark.parametrize("transfer", TRANSFERS)
+def test_a_peer_that_raised_or_left_ends_a_transfer_at_once(transfer):
+    def raising(world):
+        group = world.group("pp", [[0, 1]])
+        transfer(group)
+        if group.rank == 1:
+            raise LookupError("lost")
+
+    def leaving(world):
+        transfer(world.group("pp", [[0, 1]]))
+
+    started = time.monotonic()
+    with pytest.raises(LookupError, match="lost"):
+        ThreadGroup(2).run(raising)
+    with pytest.raises(PlanMismatch, match=r"ranks \[1\] returned without making it"):
+        ThreadGroup(2).run(leaving)
+    assert time.monotonic() - started < 5
+
+
 def test_group_order_is_that_of_the_list():
     def body(world):
         group = world.group("dcp", [[2, 0], [1, 3]])
@@ -261,3 +455,7 @@ def test_misuse_is_refused():
     for op in ("reduce_scatter", "all_to_all"):
         with pytest.raises(ValueError, match="the group size 3"):
             ThreadGroup(3).run(lambda world, op=op: getattr(whole(world), op)(torch.ones(2)))
+    with pytest.raises(ValueError, match="it must be another rank of the group"):
+        ThreadGroup(2).run(lambda w: w.group("pp", [[0, 1]]).send(torch.ones(1), w.global_rank))
+    with pytest.raises(ValueError, match=r"receive on rank [01] names rank 2"):
+        ThreadGroup(2).run(lambda w: w.group("pp", [[0, 1]]).receive((1,), torch.int32, 2))

@@ -117,6 +117,129 @@ def test_moves_and_scattered_sums_equal_thread_ranks_bit_for_bit(tmp_path):
             assert mine == theirs
 
 
+def all_transfers(world):
+    """Rings, two shifts in flight with a sum between, and a pipeline, in every kind of order."""
+    groups = [
+        (world.group("dcp", [[2, 0, 1]]), MANY),
+        (world.group("pp", [[1], [2, 0]]), FEW),
+    ]
+    moves = []
+    for group, cases in groups:
+        size = group.world_size
+        for dtype, shape in cases if size > 1 else []:
+            generator = torch.Generator().manual_seed(len(moves))
+            shards = (torch.randn((size, *shape, 2), generator=generator) * 50).to(dtype)
+            held = shards[group.rank].movedim(-1, 0)  # a view that is not contiguous
+            ring = [group.shift(held), group.shift(held + 1)]
+            total = group.all_reduce(torch.tensor(group.rank))
+            assert int(total) == size * (size - 1) // 2
+            arrived = [ring[1].wait(), ring[0].wait()]
+            for _ in range(size - 1):
+                arrived.append(group.shift(arrived[-1]).wait())
+            assert torch.equal(arrived[-1].movedim(0, -1), shards[group.rank])
+            if group.rank > 0:
+                arrived.append(group.receive(held.shape, dtype, group.rank - 1))
+            if group.rank + 1 < size:
+                group.send(arrived[-1], group.rank + 1)
+            moves.append([packed(tensor) for tensor in arrived])
+    return moves
+
+
+def test_transfers_equal_thread_ranks_bit_for_bit(tmp_path):
+    threads = ThreadGroup(3).run(all_transfers)
+    both, alone = len(MANY) + len(FEW), len(MANY)
+    assert [len(moves) for moves in threads] == [both, alone, both]
+    assert run_processes(all_transfers, 3, tmp_path) == threads
+
+
+def begin_a_shift_beside_a_late_peer(world):
+    group = world.group("dcp", [[0, 1]])
+    started = time.monotonic()
+    if world.global_rank == 1:
+        time.sleep(0.5)
+    arriving = group.shift(torch.tensor([world.global_rank]))
+    began = time.monotonic() - started
+    group.set_deadline(time.monotonic() - 1)  # holds for later calls only
+    return began, int(arriving.wait()), time.monotonic() - started
+
+
+def test_a_shift_returns_before_its_peer_has_come(tmp_path):
+    (began, came, ended), (_, other, _) = run_processes(
+        begin_a_shift_beside_a_late_peer, 2, tmp_path
+    )
+    assert (came, other) == (1, 0)
+    assert began < 0.3
+    assert 0.4 < ended < LIMIT_SECONDS
+
+
+def told(call):
+    """What a call raises, in words, and how long it took."""
+    started = time.monotonic()
+    try:
+        call()
+    except RankFailed as error:
+        return type(error).__name__, str(error), time.monotonic() - started
+    return "nothing", "", 0.0
+
+
+def transfers(world):
+    """One call of each kind, each on a group of its own: a failure ends a group."""
+    groups = [world.group(kind, [[0, 1]]) for kind in ("tp", "pcp", "pp")]
+    x = torch.ones(2)
+    calls = [
+        lambda: groups[0].shift(x).wait(),
+        lambda: groups[1].send(x, 1),
+        lambda: groups[2].receive((2,), x.dtype, 1),
+    ]
+    return groups, calls
+
+
+def miss_transfers(world):
+    groups, calls = transfers(world)
+    if world.global_rank == 1:
+        time.sleep(2.0)
+        return None
+    found = []
+    for group, call in zip(groups, calls, strict=True):
+        group.set_deadline(time.monotonic() + 0.45)
+        found.append(told(call))
+    return found, [told(call) for call in calls]
+
+
+def test_transfers_end_at_their_deadline(tmp_path):
+    (found, again), _ = run_processes(miss_transfers, 2, tmp_path)
+    for (name, text, seconds), what in zip(
+        found, ("tp shift", "pcp send to 1", "pp receive from 1"), strict=True
+    ):
+        assert name == "CollectiveTimeout"
+        assert f"{what} of torch.float32 [2] among [0, 1]: not done within 0.4" in text
+        assert 0.35 < seconds < 1.5
+    for name, text, seconds in again:
+        assert name == "RankFailed"
+        assert "has failed before" in text
+        assert seconds < 0.2
+
+
+def lose_a_peer_of_transfers(world):
+    groups, calls = transfers(world)
+    for group in groups:
+        group.all_reduce(torch.ones(1))
+    if world.global_rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    under_way = [told(call) for call in calls]
+    return under_way, told(lambda: groups[0].send(torch.ones(1), 1))
+
+
+def test_a_killed_peer_ends_transfers_at_once(tmp_path):
+    (found, again), dead = run_processes(lose_a_peer_of_transfers, 2, tmp_path)
+    assert dead is None
+    for name, text, seconds in found:
+        assert name == "RankFailed"
+        assert "a peer " in text
+        assert seconds < LIMIT_SECONDS / 2
+    assert "has failed before" in again[1]
+
+
 def talk(world):
     heard = [
         world.broadcast_bytes(b"plan \x00\xff" if world.global_rank == 0 else None),

@@ -37,6 +37,28 @@ def test_bytes_and_calls_are_written_down_in_order():
         assert trace.records == []
 
 
+def test_transfers_count_what_comes_here():
+    """On 3 ranks: a shift of 4 bfloat16 brings 8 bytes, a receive of [2, 3] float64 brings 48."""
+
+    def body(thread_world):
+        world = TracingWorld(thread_world)
+        group = world.group("pp", [[0, 1, 2]])
+        arriving = group.shift(torch.full((4,), float(group.rank), dtype=torch.bfloat16))
+        if group.rank == 0:
+            group.send(torch.ones(2, 3, dtype=torch.float64), 1)
+        if group.rank == 1:
+            assert group.receive((2, 3), torch.float64, 0).eq(1).all()
+        assert arriving.wait().eq((group.rank - 1) % 3).all()
+        return [(r.op, r.kind, r.shape, r.dtype, r.bytes_received) for r in world.trace.records]
+
+    shift = ("shift", "pp", (4,), torch.bfloat16, 8)
+    assert ThreadGroup(3).run(body) == [
+        [shift, ("send", "pp", (2, 3), torch.float64, 0)],
+        [shift, ("receive", "pp", (2, 3), torch.float64, 48)],
+        [shift],
+    ]
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.int32])
 def test_bytes_are_those_of_the_dtype(dtype):
     trace = Trace()

@@ -9,13 +9,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from heddle.errors import TopologyError
-from heddle.layout.mesh import GROUP_KINDS, Coord, Mesh, divisors, legal_dcp_sizes
+from heddle.layout.mesh import (
+    GROUP_KINDS,
+    PLANE_KINDS,
+    Coord,
+    Mesh,
+    divisors,
+    legal_dcp_sizes,
+)
 
 
 @st.composite
 def meshes(draw: st.DrawFn) -> Mesh:
     tp, pcp = draw(st.integers(1, 6)), draw(st.integers(1, 6))
-    outer = [(1, 1, 1), (2, 1, 1), (1, 3, 1), (1, 1, 2), (2, 2, 1), (1, 2, 2)]
+    outer = [(1, 1, 1), (2, 1, 1), (1, 3, 1), (1, 1, 2), (3, 2, 1), (2, 3, 1), (1, 2, 2), (3, 3, 2)]
     pp, dp, external_dp = draw(st.sampled_from(outer))
     return Mesh(
         tp_size=tp,
@@ -59,11 +66,13 @@ def test_each_group_kind_tiles_the_world(mesh: Mesh) -> None:
         "pcp": mesh.pcp_size,
         "dcp": mesh.dcp_size,
         "slice": mesh.slice_size,
+        "pp": mesh.pp_size,
+        "ep": mesh.world_size // mesh.pp_size // mesh.external_dp_size,
     }
     for kind in GROUP_KINDS:
         groups = mesh.groups(kind)
         assert sorted(rank for group in groups for rank in group) == list(range(mesh.world_size))
-        assert {len(group) for group in groups} == {sizes[kind]}
+        assert {len(group) for group in groups} == {sizes[kind]} == {mesh.group_size(kind)}
 
 
 @given(meshes())
@@ -77,7 +86,15 @@ def test_position_is_the_index_in_the_ordered_list(mesh: Mesh) -> None:
 
 @given(meshes())
 def test_groups_vary_along_their_axes_only(mesh: Mesh) -> None:
-    free = {"tp": ("tp",), "pcp": ("pcp",), "dcp": ("pcp", "tp"), "slice": ("tp",)}
+    free = {
+        "tp": ("tp",),
+        "pcp": ("pcp",),
+        "dcp": ("pcp", "tp"),
+        "slice": ("tp",),
+        "pp": ("pp",),
+        "ep": ("dp", "pcp", "tp"),
+    }
+    assert set(free) == set(GROUP_KINDS)
     for kind, axes in free.items():
         for group in mesh.groups(kind):  # type: ignore[arg-type]
             coords = [mesh.coord_of(rank) for rank in group]
@@ -86,11 +103,47 @@ def test_groups_vary_along_their_axes_only(mesh: Mesh) -> None:
 
 
 @given(meshes())
-def test_dcp_groups_walk_pcp_first_then_tp(mesh: Mesh) -> None:
-    expected = walked_groups(mesh.tp_size, mesh.pcp_size, mesh.dcp_size)
-    plane = mesh.groups("dcp")[: len(expected)]
-    found = [[(mesh.coord_of(r).pcp, mesh.coord_of(r).tp) for r in group] for group in plane]
-    assert found == expected
+def test_groups_are_the_ranks_that_agree_on_the_other_axes_in_walking_order(mesh: Mesh) -> None:
+    """Counted by hand: the members are all ranks that differ along the named axes only."""
+    axes = {"tp": ["tp"], "pcp": ["pcp"], "pp": ["pp"], "ep": ["dp", "pcp", "tp"]}
+    for kind, varied in axes.items():
+        fixed = [axis for axis in Coord.__slots__ if axis not in varied]
+        runs: dict[tuple[int, ...], list[tuple[tuple[int, ...], int]]] = {}
+        for rank in range(mesh.world_size):
+            at = mesh.coord_of(rank)
+            key = tuple(getattr(at, axis) for axis in fixed)
+            order = tuple(getattr(at, axis) for axis in varied)
+            runs.setdefault(key, []).append((order, rank))
+        expected = {tuple(rank for _, rank in sorted(run)) for run in runs.values()}
+        assert list(mesh.groups(kind)) == sorted(expected)  # type: ignore[arg-type]
+
+
+@given(meshes())
+def test_dcp_groups_walk_pcp_first_then_tp_in_every_plane(mesh: Mesh) -> None:
+    plane_size = mesh.tp_size * mesh.pcp_size
+    walked = walked_groups(mesh.tp_size, mesh.pcp_size, mesh.dcp_size)
+    expected = [
+        tuple(start + ci * mesh.tp_size + ti for ci, ti in group)
+        for start in range(0, mesh.world_size, plane_size)
+        for group in walked
+    ]
+    assert list(mesh.groups("dcp")) == expected
+
+
+@given(meshes())
+def test_replicas_tile_the_world_and_hold_whole_planes(mesh: Mesh) -> None:
+    replicas = [mesh.ranks_of_replica(dp) for dp in range(mesh.dp_size)]
+    assert sorted(rank for ranks in replicas for rank in ranks) == list(range(mesh.world_size))
+    for dp, ranks in enumerate(replicas):
+        assert {mesh.replica_of(rank) for rank in ranks} == {mesh.coord_of(ranks[0]).dp} == {dp}
+        for kind in (*PLANE_KINDS, "pp"):
+            assert set(mesh.group_of(kind, ranks[0])) <= set(ranks)  # type: ignore[arg-type]
+
+
+@given(meshes())
+def test_the_last_stage_ends_every_pipeline(mesh: Mesh) -> None:
+    for group in mesh.groups("pp"):
+        assert [mesh.is_last_stage(rank) for rank in group] == [False] * (mesh.pp_size - 1) + [True]
 
 
 @given(meshes())
@@ -163,6 +216,19 @@ def test_axis_groups_table() -> None:
     assert mesh.groups("slice") == ((0, 1), (2, 3), (4, 5), (6, 7))
 
 
+def test_groups_across_planes_table() -> None:
+    """8 ranks of tp 2, pp 2, dp 2: stage 0 of replica 0 is R0 R1, its stage 1 is R2 R3."""
+    mesh = Mesh(tp_size=2, pp_size=2, dp_size=2)
+    assert mesh.groups("tp") == ((0, 1), (2, 3), (4, 5), (6, 7))
+    assert mesh.groups("pp") == ((0, 2), (1, 3), (4, 6), (5, 7))
+    assert mesh.groups("ep") == ((0, 1, 4, 5), (2, 3, 6, 7))
+    assert mesh.position("ep", 4) == 2
+    assert mesh.position("pp", 7) == 1
+    apart = Mesh(pcp_size=2, dp_size=2, external_dp_size=2)
+    assert apart.groups("ep") == ((0, 1, 2, 3), (4, 5, 6, 7))
+    assert apart.ranks_of_replica(1) == (2, 3, 6, 7)
+
+
 def test_rank_five_of_tp4_pcp2() -> None:
     places = []
     for dcp in (2, 4, 8):
@@ -191,3 +257,7 @@ def test_misuse_is_refused_in_words() -> None:
         mesh.rank_of(Coord(0, 0, 0, 0, 4))
     with pytest.raises(ValueError, match=r"tp_rank=-1; must be in \[0, 4\)"):
         mesh.slice_of(-1)
+    with pytest.raises(ValueError, match=r"dp=1; must be in \[0, 1\)"):
+        mesh.ranks_of_replica(1)
+    with pytest.raises(ValueError, match=r"rank=9; must be in"):
+        mesh.is_last_stage(9)

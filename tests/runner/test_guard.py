@@ -7,12 +7,14 @@ import dataclasses
 import pytest
 import torch
 
-from heddle.comm.base import World
+from heddle.comm.base import Communicator, RankGroups, World
+from heddle.comm.solo import SoloCommunicator
 from heddle.comm.threads import ThreadGroup
 from heddle.comm.tracing import TracingWorld
 from heddle.errors import PlanMismatch
-from heddle.runner.guard import GuardedCommunicator, ScheduleGuard
-from heddle.step.schedule import Collective
+from heddle.layout.mesh import GROUP_KINDS
+from heddle.runner.guard import GuardedCommunicator, ScheduleGuard, guard_groups
+from heddle.step.traffic import Collective
 
 GATHER = Collective("all_gather", "dcp", (2, 3), "float32")
 SUM = Collective("all_reduce", "dcp", (4,), "float64")
@@ -65,6 +67,80 @@ class Call:
     group: str
     shape: tuple[int, ...]
     dtype: str
+
+
+def test_transfers_are_held_against_the_schedule() -> None:
+    """A shift when it begins, a receive as announced."""
+    shift = Collective("shift", "dcp", (2,), "float32")
+    hand = [Collective(op, "dcp", (3,), "int64") for op in ("send", "receive")]
+
+    def body(inner: World) -> None:
+        guard = ScheduleGuard()
+        group = GuardedCommunicator(inner.group("dcp", [[0, 1]]), "dcp", guard)
+        guard.begin([shift, hand[group.rank]])
+        arriving = group.shift(torch.full((2,), float(group.rank)))
+        if group.rank == 0:
+            group.send(torch.arange(3), 1)
+        else:
+            assert group.receive((3,), torch.int64, 0).tolist() == [0, 1, 2]
+        assert arriving.wait().eq(1 - group.rank).all()
+        guard.finish()
+        assert (group.rank, group.world_size) == (inner.global_rank, 2)
+
+    ThreadGroup(2).run(body)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda group: group.shift(torch.zeros(3)),
+        lambda group: group.send(torch.zeros(2, 3), 1 - group.rank),
+        lambda group: group.receive((2, 3), torch.float32, 1 - group.rank),
+    ],
+    ids=["shift", "send", "receive"],
+)
+def test_a_transfer_that_is_not_due_never_reaches_the_wire(call: object) -> None:
+    assert run_calls(lambda guard, group: call(group)) == [-1, -1]  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("shape", "is_due"), [((2, 5, 4), True), ((2, 0, 4), True), ((2, 5, 3), False), ((2, 5), False)]
+)
+def test_none_in_a_schedule_is_any_size_of_that_axis(shape: tuple[int, ...], is_due: bool) -> None:
+    guard = ScheduleGuard()
+    due = Collective("all_to_all", "ep", (2, None, 4), "float32")
+    guard.begin([due, due])
+    guard.check("all_to_all", "ep", (2, 7, 4), torch.float32)
+    if is_due:
+        guard.check("all_to_all", "ep", shape, torch.float32)
+        guard.finish()
+        return
+    with pytest.raises(PlanMismatch, match=r"collective 1 of the step is .*None"):
+        guard.check("all_to_all", "ep", shape, torch.float32)
+
+
+def test_an_open_size_leaves_operation_group_and_dtype_fixed() -> None:
+    for op, group, dtype in (
+        ("all_gather", "ep", torch.float32),
+        ("all_to_all", "tp", torch.float32),
+        ("all_to_all", "ep", torch.float16),
+    ):
+        guard = ScheduleGuard()
+        guard.begin([Collective("all_to_all", "ep", (None,), "float32")])
+        with pytest.raises(PlanMismatch, match="the plan's schedule says"):
+            guard.check(op, group, (1,), dtype)  # type: ignore[arg-type]
+
+
+def test_every_group_of_more_than_one_is_guarded() -> None:
+    def body(world: World) -> None:
+        pair, solo = world.group("tp", [[0, 1]]), SoloCommunicator()
+        for kind in GROUP_KINDS:
+            alone: dict[str, Communicator] = dict.fromkeys(GROUP_KINDS, solo)
+            groups = guard_groups(RankGroups(**alone | {kind: pair}), ScheduleGuard())
+            guarded = [k for k in GROUP_KINDS if isinstance(groups.of(k), GuardedCommunicator)]
+            assert guarded == [kind]
+
+    ThreadGroup(2).run(body)
 
 
 def test_swapped_calls_are_refused() -> None:
