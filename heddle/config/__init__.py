@@ -6,6 +6,7 @@ from heddle.config.model import MLAConfig, ModelConfig, MoEConfig, RopeConfig
 from heddle.config.parallel import ParallelConfig
 from heddle.config.sampling import RequestOutputKind, SamplingParams
 from heddle.config.scheduler import SchedulerConfig
+from heddle.config.speculative import SpeculativeConfig
 
 __all__ = [
     "CacheConfig",
@@ -19,4 +20,5 @@ __all__ = [
     "RopeConfig",
     "SamplingParams",
     "SchedulerConfig",
+    "SpeculativeConfig",
 ]

@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from heddle.config.cache import CacheConfig
+from heddle.config.link_costs import LinkCosts
 from heddle.config.model import ModelConfig
 from heddle.config.parallel import ParallelConfig
 from heddle.config.scheduler import SchedulerConfig
+from heddle.config.speculative import SpeculativeConfig
 from heddle.errors import ConfigError
 
 ExecutorName = Literal["auto", "inline", "threads", "processes", "torchrun"]
@@ -36,6 +38,11 @@ class EngineConfig:
     """Attention backend: `torch`, `reference` or `auto`."""
     max_model_len: int | None = None
     """Window; None: the model's."""
+    speculative: SpeculativeConfig | None = None
+    """Guess tokens and check several per step, as a JSON object; None is off."""
+    link_costs: LinkCosts | None = None
+    """Prices of calls, bytes and arithmetic; None: what `heddle doctor` measured here, or defaults.
+    """
     seed: int = 0
     """Seed from which requests without their own get theirs."""
     num_threads: int | None = None
@@ -94,11 +101,16 @@ class ResolvedConfig:
     backend: str
     num_blocks: int
     """Virtual blocks of the pool, block 0 included."""
+    num_state_slots: int = 0
+    """Slots for recurrent states in each replica, slot 0 included; 0 without recurrent layers."""
     num_threads: int
     context_workspace_tokens: int
     seed: int
     step_timeout_seconds: float
     startup_timeout_seconds: float
     group_timeout_seconds: float
+    speculative: SpeculativeConfig | None = None
+    link_costs: LinkCosts = field(default_factory=LinkCosts)
+    """Constants that choices weigh; frozen at start-up, so that all ranks choose alike."""
     reasons: tuple[str, ...] = ()
     """What was chosen for each `auto`, and why."""

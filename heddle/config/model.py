@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from heddle.config.visibility import FULL, Visibility
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeConfig:
@@ -39,20 +41,133 @@ class MLAConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoEConfig:
-    """Mixture of experts as DeepSeek-V2/V3 define it."""
+    """Mixture of experts: a router sends each row to a few feed-forward blocks.
+
+    Softmax over the chosen logits alone is softmax over all of them, normalised over the choice.
+    """
 
     num_experts: int
     num_experts_per_token: int
-    num_shared_experts: int
+    num_shared_experts: int = 0
+    """Blocks that every row visits; they are stored as one."""
     expert_intermediate_size: int
-    first_dense_layers: int
+    shared_intermediate_size: int | None = None
+    """Width of the shared block; None: as many expert widths as there are shared experts."""
+    has_shared_gate: bool = False
+    """The shared block's result is multiplied by a learned sigmoid, one number per row."""
+    first_dense_layers: int = 0
     """Layers below this index use a dense MLP."""
+    dense_layers: tuple[int, ...] = ()
+    """Further layers that use a dense MLP."""
     scoring: Literal["softmax", "sigmoid"]
     normalize_top_k: bool
-    routed_scaling_factor: float
+    routed_scaling_factor: float = 1.0
     num_groups: int = 1
     top_k_groups: int = 1
     top_k_method: Literal["greedy", "group_limited_greedy", "noaux_tc"] = "greedy"
+    chooses_by_logits: bool = False
+    """Experts are ranked before the scoring function, which flattens large logits into ties."""
+    has_router_bias: bool = False
+    scales_input: bool = False
+    """An expert's weight multiplies the row that enters it instead of the row that leaves it."""
+    has_expert_bias: bool = False
+    swiglu_limit: float | None = None
+    """Clamped activation: gate at most this, up within plus and minus this; None: plain SiLU."""
+    swiglu_alpha: float = 1.702
+    """Slope of the sigmoid in the clamped activation."""
+
+    @property
+    def shared_width(self) -> int:
+        """Inner width of the shared block; 0: there is none."""
+        if self.shared_intermediate_size is not None:
+            return self.shared_intermediate_size
+        return self.num_shared_experts * self.expert_intermediate_size
+
+    def has_experts(self, layer: int) -> bool:
+        """True when this layer is a mixture, false when it is dense."""
+        return layer >= self.first_dense_layers and layer not in self.dense_layers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TemperatureConfig:
+    """Queries of layers without rotation grow with their position p (Llama 4).
+
+    The factor is `1 + scale * ln(1 + floor((p + 1) / floor))`.
+    """
+
+    floor: int
+    """Tokens per step of the factor."""
+    scale: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SparseConfig:
+    """Top-k attention: an indexer scores every key, a query attends to the best (DeepSeek-V3.2)."""
+
+    num_heads: int
+    """Heads of the indexer."""
+    head_dim: int
+    """Width of an index key; stored beside the latent row."""
+    top_k: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecurrentConfig:
+    """A layer that keeps a state of fixed size instead of keys.
+
+    The state of one head is a matrix `[key_dim, value_dim]`, updated affinely at every token; in
+    front of it may stand a causal convolution over `conv_kernel` tokens.
+    """
+
+    method: Literal["gated_delta", "mamba2", "lightning"]
+    num_heads: int
+    """Heads that hold a state (value heads)."""
+    num_key_heads: int
+    """Heads of keys and queries (gated delta), or groups that share B and C (Mamba-2)."""
+    key_dim: int
+    value_dim: int
+    conv_kernel: int = 0
+    """Taps of the convolution; 0: none."""
+    chunk_size: int = 64
+    """Tokens that the chunked form of the recurrence takes at once."""
+    norm_groups: int
+    """Groups of heads, each with one mean in the norm of the output; `num_heads`: every head has
+    its own.
+    """
+    has_conv_bias: bool = False
+    has_projection_bias: bool = False
+    time_step_limit: tuple[float, float] = (0.0, float("inf"))
+    """Bounds of the time step (Mamba-2)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Factors:
+    """Of the two sides of a residual sum."""
+
+    residual: float = 1.0
+    block: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResidualFactors:
+    """Factors of each kind of block (MiniMax)."""
+
+    attention: Factors = Factors()
+    recurrent: Factors = Factors()
+    feed_forward: Factors = Factors()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerKind:
+    """What the mixer of one layer is."""
+
+    mixer: Literal["attention", "recurrent"] = "attention"
+    visibility: Visibility = FULL
+    rope: Literal["global", "local", "none"] = "global"
+    """Which rotary table the layer uses: the model's, `ModelConfig.local_rope`, or none."""
+
+
+ATTENTION = LayerKind()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,21 +185,50 @@ class ModelConfig:
     """1 for MLA: all heads share one latent row."""
     head_dim: int
     """Width of a query head before any absorption (MLA: nope + rope)."""
+    rotary_dim: int | None = None
+    """Leading elements of a query or key head that are rotated; None: all."""
     max_position_embeddings: int
     rms_norm_eps: float
     rope: RopeConfig
     tie_word_embeddings: bool
+    activation: Literal["silu", "gelu_tanh"] = "silu"
+    """Of the gate in a dense MLP."""
+    embedding_scale: float = 1.0
+    """Factor on looked-up embeddings."""
     qk_norm: bool = False
-    """RMS norm over each query and key head (Qwen3)."""
+    """RMS norm over each query and key head before rotation (Qwen3)."""
+    qk_l2_norm: bool = False
+    """The same without weights, after rotation, in layers that rotate (Llama 4)."""
+    temperature: TemperatureConfig | None = None
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
     sliding_window: int | None = None
+    layer_kinds: tuple[LayerKind, ...] = ()
+    """One per layer; empty: full attention everywhere. Read through `kind_of`."""
+    local_rope: RopeConfig | None = None
+    """Rotary table of layers whose kind says `local`."""
+    attention_scale: float | None = None
+    """Softmax scale; None: `head_dim ** -0.5`."""
+    attention_softcap: float = 0.0
+    """c > 0: scores become `c * tanh(score / c)`."""
+    has_sinks: bool = False
+    """Each query head has a learned logit that takes part in the softmax and carries no value."""
+    final_softcap: float = 0.0
+    """The same for the model's logits."""
+    recurrent: RecurrentConfig | None = None
+    """Of every layer whose kind says `recurrent`."""
+    residual_factors: ResidualFactors = ResidualFactors()
+    sparse: SparseConfig | None = None
     mla: MLAConfig | None = None
     moe: MoEConfig | None = None
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     checkpoint_dtype: str = "float32"
+
+    def kind_of(self, layer: int) -> LayerKind:
+        """The mixer of a layer."""
+        return self.layer_kinds[layer] if self.layer_kinds else ATTENTION
 
     @property
     def is_mla(self) -> bool:
@@ -105,8 +249,12 @@ class ModelConfig:
 
     @property
     def stored_row_width(self) -> int:
-        """Elements of one stored row and kv head: key and value for GQA, the latent row for MLA."""
-        return 2 * self.head_dim if self.mla is None else self.stored_key_width
+        """Elements of one stored row and kv head: key and value for GQA; the latent row for MLA,
+        with the index key beside it in a sparse model.
+        """
+        if self.mla is None:
+            return 2 * self.head_dim
+        return self.stored_key_width + (0 if self.sparse is None else self.sparse.head_dim)
 
     @property
     def output_head_dim(self) -> int:

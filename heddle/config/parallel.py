@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-CommBackend = Literal["auto", "ag_rs", "ag_ar", "a2a"]
+CommBackend = Literal["auto", "ag_rs", "ag_ar", "a2a", "a2a_fine"]
+RowSharding = Literal["auto", "copy", "whole"]
 ContextExchange = Literal["auto", "gather_q", "pass_q", "gather_kv", "ring_kv"]
 
 
@@ -33,6 +34,14 @@ class ParallelConfig:
     """Replicate the query projection inside a DCP group, saving the query gather."""
     context_workspace_tokens: int | None = None
     """Rows of gathered context held at once; None: four chunks."""
+    enable_expert_parallel: bool = False
+    """Deal whole experts over DP x PCP x TP instead of cutting each over TP."""
+    cp_start_rank_rotation: bool = False
+    """Start each block chain on the rank of its DCP group that holds least."""
+    cp_lanes: int | None = None
+    """Canonical lanes in which partial results merge: equal bits for every DCP that divides it."""
+    decode_row_sharding: RowSharding = "auto"
+    """Whether PCP ranks share the decode rows out (`whole`) or all compute them (`copy`)."""
 
     @property
     def world_size(self) -> int:

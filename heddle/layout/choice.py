@@ -9,6 +9,7 @@ from typing import Any
 from heddle.config.cache import CacheConfig
 from heddle.config.model import ModelConfig
 from heddle.config.parallel import ParallelConfig
+from heddle.layout.kinds import kinds_of
 
 _SHORT_FLAGS = {
     "tensor_parallel_size": "-tp",
@@ -32,7 +33,13 @@ class ModelFacts:
     num_kv_heads: int
     window: int | None = None
     """Longest context the model was made for; None: unknown."""
-    sliding_window: int | None = None
+    num_layers: int | None = None
+    num_experts: int | None = None
+    """0: no layer has experts; None: unknown."""
+    is_latent: bool = False
+    """Rows of the cache are latents that all heads share."""
+    kinds: tuple[str, ...] = ()
+    """Kinds of its layers, by the names of `heddle.layout.kinds`; empty: unknown."""
 
     @classmethod
     def of(cls, model: ModelConfig) -> ModelFacts:
@@ -41,7 +48,10 @@ class ModelFacts:
             num_query_heads=model.num_query_heads,
             num_kv_heads=model.num_kv_heads,
             window=model.max_position_embeddings,
-            sliding_window=model.sliding_window,
+            num_layers=model.num_layers,
+            num_experts=model.moe.num_experts if model.moe is not None else 0,
+            is_latent=model.is_mla,
+            kinds=kinds_of(model),
         )
 
     def __str__(self) -> str:

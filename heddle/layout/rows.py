@@ -9,10 +9,14 @@ A step packs the new rows of its requests into T global rows. Each request has o
     P=2, q=8   rows 0 1 | 2 3 | 4 5 | 6 7        rank 0: 0 1 6 7     causal cost 18
                chunk  0     1     2     3        rank 1: 2 3 4 5     causal cost 18
 
-Local rows stand in the order COPY, WHOLE, SPLIT, then request, then start; every rank pads its
-distributed (WHOLE and SPLIT) rows to the largest rank's count n, so that gathered tensors are
-`[P, M, ...]` with `M = num_copy + n`. The layout is derived from global facts and is identical on
-every rank.
+Local rows stand in the order COPY, WHOLE, SPLIT, then request, then start. Every rank pads its
+WHOLE rows and its SPLIT rows to the largest rank's count, so that each class is one slice of every
+tensor and gathered tensors are `[P, M, ...]`:
+
+    | COPY rows | WHOLE rows, pads | SPLIT rows, pads |      WHOLE and SPLIT: the distributed rows
+    0        num_copy                                M
+
+The layout is derived from global facts and is identical on every rank.
 
 Legend: `T` packed rows, `B` requests, `P` PCP size, `M` local rows with pads, `q` new rows of one
 request.
@@ -20,7 +24,7 @@ request.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple, TypeVar
@@ -57,6 +61,13 @@ class Segment(NamedTuple):
     request: int
     start: int
     end: int
+    row: int
+    """Local row of the first one."""
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the segment; 0 for an empty early chunk."""
+        return self.end - self.start
 
 
 def cut_points(num_rows: int, pcp_size: int) -> tuple[int, ...]:
@@ -88,8 +99,10 @@ class RowLayout:
     """`T`: global rows."""
     num_copy: int
     """Rows that every rank computes; local rows [0, num_copy)."""
-    num_distributed: int
-    """Local rows [num_copy, M) of every rank: the largest rank's WHOLE and SPLIT rows."""
+    num_whole: int
+    """Local rows that follow: the largest rank's WHOLE rows."""
+    num_split: int
+    """Local rows that follow: the largest rank's SPLIT rows."""
     request_starts: IntArray
     """[B+1]: global row of each request's first new row, then T."""
     gather: IntArray
@@ -105,12 +118,36 @@ class RowLayout:
 
     Those are `P * num_distributed`, rank-major.
     """
+    classes: tuple[RowClass, ...]
+    """Per request."""
     rank_segments: tuple[tuple[Segment, ...], ...]
 
     @property
     def num_local_rows(self) -> int:
         """`M`: rows of every rank, pads included."""
         return self.num_copy + self.num_distributed
+
+    @property
+    def num_distributed(self) -> int:
+        """Local rows [num_copy, M) of every rank."""
+        return self.num_whole + self.num_split
+
+    def class_rows(self, row_class: RowClass) -> tuple[int, int]:
+        """Local rows [start, end) of a class, pads included; the same on every rank."""
+        starts = {
+            RowClass.COPY: (0, self.num_copy),
+            RowClass.WHOLE: (self.num_copy, self.num_copy + self.num_whole),
+            RowClass.SPLIT: (self.num_copy + self.num_whole, self.num_local_rows),
+        }
+        return starts[row_class]
+
+    def class_segments(self, pcp_rank: int, row_class: RowClass) -> tuple[Segment, ...]:
+        """The segments of one class on a rank."""
+        return tuple(
+            segment
+            for segment in self.segments(pcp_rank)
+            if self.classes[segment.request] is row_class
+        )
 
     def segments(self, pcp_rank: int) -> tuple[Segment, ...]:
         """What a rank computes, in local row order.
@@ -147,35 +184,36 @@ def create_row_layout(requests: Sequence[RowRequest], pcp_size: int) -> RowLayou
     _check_requests(requests, pcp_size)
     counts = [request.num_rows for request in requests]
     starts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]).astype(np.int64)
-    num_rows = int(starts[-1])
-    num_copy = sum(r.num_rows for r in requests if r.row_class is RowClass.COPY)
-    segments = tuple(_rank_segments(requests, rank, pcp_size) for rank in range(pcp_size))
-    rank_rows = [_expand(starts, rank_part) for rank_part in segments]
-    num_local = max(len(rows) for rows in rank_rows)
+    sizes = _class_sizes(requests, pcp_size)
+    num_local = sum(sizes)
+    segments = tuple(_rank_segments(requests, rank, pcp_size, sizes) for rank in range(pcp_size))
 
     gather = np.zeros((pcp_size, num_local), dtype=np.int64)
     valid = np.zeros((pcp_size, num_local), dtype=np.bool_)
-    for rank, rows in enumerate(rank_rows):
-        gather[rank, : len(rows)] = rows
-        valid[rank, : len(rows)] = True
+    for rank, rank_part in enumerate(segments):
+        local, rows = _expand(starts, rank_part)
+        gather[rank, local] = rows
+        valid[rank, local] = True
     canon = valid.copy()
-    canon[1:, :num_copy] = False  # COPY rows: the lowest rank's copy is the canonical one
+    canon[1:, : sizes[0]] = False  # COPY rows: the lowest rank's copy is the canonical one
 
-    restore = np.empty(num_rows, dtype=np.int64)
+    restore = np.empty(int(starts[-1]), dtype=np.int64)
     restore[gather[canon]] = np.flatnonzero(canon)
-    part = valid[:, num_copy:]
-    order = np.argsort(gather[:, num_copy:][part])  # no ties: a distributed row is on one rank
+    part = valid[:, sizes[0] :]
+    order = np.argsort(gather[:, sizes[0] :][part])  # no ties: a distributed row is on one rank
     return RowLayout(
         pcp_size=pcp_size,
-        num_rows=num_rows,
-        num_copy=num_copy,
-        num_distributed=num_local - num_copy,
+        num_rows=int(starts[-1]),
+        num_copy=sizes[0],
+        num_whole=sizes[1],
+        num_split=sizes[2],
         request_starts=_frozen(starts),
         gather=_frozen(gather.ravel()),
         valid=_frozen(valid.ravel()),
         canon=_frozen(canon.ravel()),
         restore=_frozen(restore),
         distributed_order=_frozen(np.flatnonzero(part)[order]),
+        classes=tuple(request.row_class for request in requests),
         rank_segments=segments,
     )
 
@@ -190,40 +228,54 @@ def _check_requests(requests: Sequence[RowRequest], pcp_size: int) -> None:
             raise ValueError(f"request {index}: owner={request.owner}; must be in [0, {pcp_size})")
 
 
+def _class_sizes(requests: Sequence[RowRequest], pcp_size: int) -> tuple[int, int, int]:
+    """Local rows of each class on every rank: COPY, WHOLE, SPLIT."""
+    copied = 0
+    whole = np.zeros(pcp_size, dtype=np.int64)
+    split = np.zeros(pcp_size, dtype=np.int64)
+    for request in requests:
+        if request.row_class is RowClass.COPY:
+            copied += request.num_rows
+        elif request.row_class is RowClass.WHOLE:
+            whole[request.owner] += request.num_rows
+        else:
+            cuts = np.diff(cut_points(request.num_rows, pcp_size))
+            split += cuts[:pcp_size] + cuts[pcp_size:][::-1]
+    return copied, int(whole.max()), int(split.max())
+
+
 def _rank_segments(
-    requests: Sequence[RowRequest], pcp_rank: int, pcp_size: int
+    requests: Sequence[RowRequest], pcp_rank: int, pcp_size: int, sizes: tuple[int, int, int]
 ) -> tuple[Segment, ...]:
     """One rank's segments in local row order: class, then request, then start."""
-    copies: list[Segment] = []
-    wholes: list[Segment] = []
-    splits: list[Segment] = []
+    found: dict[RowClass, list[Segment]] = {row_class: [] for row_class in RowClass}
+    copies, wholes, _ = sizes
+    rows = {RowClass.COPY: 0, RowClass.WHOLE: copies, RowClass.SPLIT: copies + wholes}
+
+    def place(index: int, row_class: RowClass, start: int, end: int) -> None:
+        found[row_class].append(Segment(index, start, end, rows[row_class]))
+        rows[row_class] += end - start
+
     for index, request in enumerate(requests):
-        if request.row_class is RowClass.COPY:
-            copies.append(Segment(index, 0, request.num_rows))
-        elif request.row_class is RowClass.SPLIT:
-            splits.extend(_mirrored(index, request.num_rows, pcp_rank, pcp_size))
-        elif request.owner == pcp_rank:
-            wholes.append(Segment(index, 0, request.num_rows))
-    return (*copies, *wholes, *splits)
+        if request.row_class is RowClass.SPLIT:
+            cuts = cut_points(request.num_rows, pcp_size)
+            for chunk in (pcp_rank, 2 * pcp_size - 1 - pcp_rank):  # an early one and its mirror
+                place(index, RowClass.SPLIT, cuts[chunk], cuts[chunk + 1])
+        elif request.row_class is RowClass.COPY or request.owner == pcp_rank:
+            place(index, request.row_class, 0, request.num_rows)
+    return tuple(segment for row_class in RowClass for segment in found[row_class])
 
 
-def _mirrored(index: int, num_rows: int, pcp_rank: int, pcp_size: int) -> Iterable[Segment]:
-    """A rank's early chunk and its mirror image."""
-    cuts = cut_points(num_rows, pcp_size)
-    for chunk in (pcp_rank, 2 * pcp_size - 1 - pcp_rank):
-        yield Segment(index, cuts[chunk], cuts[chunk + 1])
-
-
-def _expand(request_starts: IntArray, segments: Sequence[Segment]) -> IntArray:
-    """Global rows of the segments, one after another."""
-    table = np.array(segments, dtype=np.int64).reshape(-1, 3)
+def _expand(request_starts: IntArray, segments: Sequence[Segment]) -> tuple[IntArray, IntArray]:
+    """Local and global rows of the segments, one after another."""
+    table = np.array(segments, dtype=np.int64).reshape(-1, 4)
     lengths = table[:, 2] - table[:, 1]
-    first_rows = request_starts[table[:, 0]] + table[:, 1]
     ends = np.cumsum(lengths)
     # Row i of the result lies `i - (its segment's first place)` rows into that segment.
-    shift = np.repeat(first_rows - (ends - lengths), lengths)
-    rows: IntArray = np.arange(len(shift), dtype=np.int64) + shift
-    return rows
+    inside = np.arange(int(lengths.sum()), dtype=np.int64) - np.repeat(ends - lengths, lengths)
+    local = np.repeat(table[:, 3], lengths) + inside
+    rows = np.repeat(request_starts[table[:, 0]] + table[:, 1], lengths) + inside
+    return local, rows
 
 
 def _frozen(array: npt.NDArray[_Scalar]) -> npt.NDArray[_Scalar]:

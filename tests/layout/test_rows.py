@@ -64,7 +64,7 @@ def test_segments_of_a_split_request_tile_it_in_order(num_rows: int, pcp_size: i
     assert ordered[-1].end == num_rows
     assert all(a.end == b.start for a, b in itertools.pairwise(ordered))
     for rank, part in enumerate(parts):
-        assert [row for _, a, b in part for row in range(a, b)] == split_rows(
+        assert [row for _, a, b, _ in part for row in range(a, b)] == split_rows(
             num_rows, rank, pcp_size
         )
 
@@ -77,7 +77,7 @@ def test_split_shares_are_even_and_the_last_row_is_on_rank_zero(
     chunks = np.diff(cuts)
     assert chunks.max() - chunks.min() <= 1
     layout = create_row_layout([RowRequest(num_rows, RowClass.SPLIT)], pcp_size)
-    shares = [sum(b - a for _, a, b in layout.segments(rank)) for rank in range(pcp_size)]
+    shares = [sum(b - a for _, a, b, _ in layout.segments(rank)) for rank in range(pcp_size)]
     assert max(shares) - min(shares) <= 2
     assert layout.segments(0)[-1].end == num_rows
     assert layout.segments(0)[-1].start < num_rows
@@ -130,13 +130,15 @@ def test_a_rank_computes_what_its_classes_say(batch: tuple[list[RowRequest], int
                 expected += [int(starts[index]) + offset for offset in offsets]
         local = layout.local_rows(rank)
         assert len(local) == layout.num_local_rows == layout.num_copy + layout.num_distributed
-        assert local[: len(expected)].tolist() == expected
         valid = layout.valid.reshape(pcp_size, -1)[rank]
-        assert valid.tolist() == [i < len(expected) for i in range(len(local))]
+        assert local[valid].tolist() == expected
+        assert (local[~valid] == 0).all()
         spread = [
-            int(starts[b]) + i for b, start, end in layout.segments(rank) for i in range(start, end)
+            (row + i - start, int(starts[b]) + i)
+            for b, start, end, row in layout.segments(rank)
+            for i in range(start, end)
         ]
-        assert spread == expected
+        assert spread == list(zip(np.flatnonzero(valid).tolist(), expected, strict=True))
 
 
 @given(batches())
@@ -145,8 +147,13 @@ def test_no_rank_pads_more_than_the_largest_needs(batch: tuple[list[RowRequest],
     layout = create_row_layout(requests, pcp_size)
     copies = sum(r.num_rows for r in requests if r.row_class is RowClass.COPY)
     assert layout.num_copy == copies
-    counts = layout.valid.reshape(pcp_size, -1).sum(axis=1)
-    assert layout.num_local_rows == counts.max(initial=0)
+    valid = layout.valid.reshape(pcp_size, -1)
+    for row_class in RowClass:
+        start, end = layout.class_rows(row_class)
+        assert end - start == valid[:, start:end].sum(axis=1).max(initial=0)
+        for rank in range(pcp_size):
+            held = sum(part.num_rows for part in layout.class_segments(rank, row_class))
+            assert valid[rank, start:end].tolist() == [i < held for i in range(end - start)]
 
 
 @given(batches())
@@ -200,7 +207,9 @@ def test_request_order_changes_placement_only(
 
     def computed(layout: RowLayout, rank: int, names: list[int]) -> set[tuple[int, int]]:
         return {
-            (names[b], row) for b, start, end in layout.segments(rank) for row in range(start, end)
+            (names[b], row)
+            for b, start, end, _ in layout.segments(rank)
+            for row in range(start, end)
         }
 
     plain, mixed = (create_row_layout(batch, pcp_size) for batch in (requests, shuffled))
@@ -216,8 +225,8 @@ def test_index_arrays_table() -> None:
     assert layout.canon.tolist() == [True] * 5 + [False] + [True] * 4
     assert layout.restore.tolist() == [1, 2, 6, 7, 8, 9, 3, 4, 0]
     assert layout.valid.all()
-    assert layout.segments(0) == (Segment(1, 0, 1), Segment(0, 0, 2), Segment(0, 6, 8))
-    assert layout.segments(1) == (Segment(1, 0, 1), Segment(0, 2, 4), Segment(0, 4, 6))
+    assert layout.segments(0) == (Segment(1, 0, 1, 0), Segment(0, 0, 2, 1), Segment(0, 6, 8, 3))
+    assert layout.segments(1) == (Segment(1, 0, 1, 0), Segment(0, 2, 4, 1), Segment(0, 4, 6, 3))
     assert layout.distributed_order.tolist() == [0, 1, 4, 5, 6, 7, 2, 3]
 
 
@@ -251,7 +260,7 @@ def test_cut_table(
     assert cut_points(num_rows, pcp_size) == cuts
     layout = create_row_layout([RowRequest(num_rows, RowClass.SPLIT)], pcp_size)
     found = [
-        [row for _, start, end in layout.segments(rank) for row in range(start, end)]
+        [row for _, start, end, _ in layout.segments(rank) for row in range(start, end)]
         for rank in range(pcp_size)
     ]
     assert found == rows
@@ -268,7 +277,7 @@ def test_causal_work_is_balanced_as_derived(
     work = [
         sum(
             context + row + 1
-            for _, start, end in layout.segments(rank)
+            for _, start, end, _ in layout.segments(rank)
             for row in range(start, end)
         )
         for rank in range(pcp_size)
