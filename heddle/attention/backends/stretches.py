@@ -1,77 +1,100 @@
-"""Rows whose visible lengths form a pattern that a dense kernel knows.
+"""Rows whose ranges of keys form a pattern that a dense kernel knows.
 
-    constant   v v v v          every row sees the rectangle [0, v)
-    rising     v v+1 v+2 v+3    a rectangle [0, v-1) for all rows, then a causal square: row i of
-                                the stretch sees i+1 keys from v-1 on
+    constant   [f, e) [f, e)   [f, e)        every row sees the same rectangle
+    causal     [f, e) [f, e+1) [f, e+2)      a rectangle [f, e-1) for all rows, then a causal
+                                             square: row i of the stretch sees i+1 keys from e-1 on
+    band       [f, e) [f+1, e+1) [f+2, e+2)  a sliding window
 
-Self parts of prompts are rising, cached context is constant. Anything else (a few rows against a
-sharded context, a staircase) is left to a masked path.
+Self parts of prompts are causal, cached context is constant; a chunk of chunked-local attention is
+either, from its own first key on. Anything else (a few rows against a sharded context, a
+staircase) is left to a masked path.
 """
 
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
+
+from heddle.attention.backends.base import IntArray
 
 MIN_MEAN_ROWS = 32
 """Below this mean length many stretches cost more calls than masking costs scores."""
 
+Pattern = Literal["constant", "causal", "band"]
+
+_STEPS: tuple[tuple[Pattern, int, int], ...] = (
+    ("constant", 0, 0),
+    ("causal", 0, 1),
+    ("band", 1, 1),
+)
+"""Steps of the first key and of the end from row to row."""
+
 
 class Stretch(NamedTuple):
-    """Rows [start, end): all see keys [0, rectangle); if `is_causal`, then also a causal square."""
+    """Rows [start, end) and what they see.
+
+    Of a constant stretch every row sees keys [first_key, end_key); of a causal one this is the
+    rectangle before the square; of a band it is the range of the first row.
+    """
 
     start: int
     end: int
-    rectangle: int
-    is_causal: bool
+    first_key: int
+    end_key: int
+    pattern: Pattern
 
 
-def find_stretches(visible: npt.NDArray[np.int64]) -> list[Stretch] | None:
+def find_stretches(first: IntArray, end: IntArray) -> list[Stretch] | None:
     """Cut rows into stretches; rows that see nothing are in none.
 
     Args:
-        visible: `[R]`, keys that each row sees.
+        first: `[R]`, first key that each row sees.
+        end: `[R]`, one past the last; both 0 for a row that sees nothing.
 
     Returns:
         Stretches in row order, or None where rows form no long ones.
 
     Example:
-        >>> find_stretches(np.array([0, 1, 2, 3]))
-        [Stretch(start=1, end=4, rectangle=0, is_causal=True)]
-        >>> find_stretches(np.array([3, 4, 4, 5, 5, 6])) is None
+        >>> find_stretches(np.array([0, 0, 0]), np.array([0, 1, 2]))
+        [Stretch(start=1, end=3, first_key=0, end_key=0, pattern='causal')]
+        >>> find_stretches(np.zeros(6), np.array([3, 4, 4, 5, 5, 6])) is None
         True
     """
-    num_rows = len(visible)
-    cuts = _cuts(visible)
-    if len(cuts) > 2 and num_rows < MIN_MEAN_ROWS * (len(cuts) - 1):
+    cuts, patterns = _cuts(first, end)
+    if len(patterns) > 1 and len(end) < MIN_MEAN_ROWS * len(patterns):
         return None
     found = []
-    for start, end in pairwise(cuts):
-        first, last = int(visible[start]), int(visible[end - 1])
-        if first == last:
-            found.append(Stretch(start, end, first, is_causal=False))
-        elif first == 0:
-            found.append(Stretch(start + 1, end, 0, is_causal=True))
+    for (start, stop), pattern in zip(pairwise(cuts), patterns, strict=True):
+        first_key, end_key = int(first[start]), int(end[start])
+        if pattern != "causal":
+            found.append(Stretch(start, stop, first_key, end_key, pattern))
+        elif first_key == end_key:  # the first row sees nothing
+            found.append(Stretch(start + 1, stop, first_key, end_key, pattern))
         else:
-            found.append(Stretch(start, end, first - 1, is_causal=True))
-    return [stretch for stretch in found if stretch.is_causal or stretch.rectangle > 0]
+            found.append(Stretch(start, stop, first_key, end_key - 1, pattern))
+    return [each for each in found if each.pattern == "causal" or each.first_key < each.end_key]
 
 
-def _cuts(visible: npt.NDArray[np.int64]) -> list[int]:
-    """Borders of the longest stretches, taken greedily: steps of 0 or of 1 throughout."""
-    if len(visible) <= 1:
-        return list(range(len(visible) + 1))
-    steps = np.diff(visible)
-    cuts = [0]
-    while cuts[-1] < len(visible):
-        start = cuts[-1]
-        rest = steps[start:]
-        if len(rest) == 0 or rest[0] not in (0, 1):
-            cuts.append(start + 1)
+def _cuts(first: IntArray, end: IntArray) -> tuple[list[int], list[Pattern]]:
+    """Borders of the longest stretches, taken greedily, and the pattern between each two."""
+    num_rows = len(end)
+    if num_rows <= 1:
+        return list(range(num_rows + 1)), ["constant"] * num_rows
+    first_steps, end_steps = np.diff(first), np.diff(end)
+    kinds = np.full(num_rows - 1, -1)
+    for kind, (_, first_step, end_step) in enumerate(_STEPS):
+        kinds[(first_steps == first_step) & (end_steps == end_step)] = kind
+    cuts: list[int] = [0]
+    patterns: list[Pattern] = []
+    while cuts[-1] < num_rows:
+        rest = kinds[cuts[-1] :]
+        if len(rest) == 0 or rest[0] < 0:
+            cuts.append(cuts[-1] + 1)
+            patterns.append("constant")
             continue
         other = np.flatnonzero(rest != rest[0])
-        cuts.append(start + 1 + (int(other[0]) if len(other) else len(rest)))
-    return cuts
+        cuts.append(cuts[-1] + 1 + (int(other[0]) if len(other) else len(rest)))
+        patterns.append(_STEPS[rest[0]][0])
+    return cuts, patterns
