@@ -10,33 +10,38 @@ from typing import Protocol
 
 import torch
 
-from heddle.attention.base import StepAttention
+from heddle.attention.base import StepOps
 from heddle.config.model import ModelConfig
 from heddle.layout.heads import HeadLayout
-from heddle.models.layers.shard import Shard
+from heddle.models.layers.shard import Shard, cut
 from heddle.models.weights.loader import WeightLoader
 
 
 class Model(Protocol):
-    """A decoder on one rank."""
+    """A decoder on one rank, or the layers of it that one pipeline stage holds."""
 
     def forward(
-        self, token_ids: torch.Tensor, positions: torch.Tensor, attention: StepAttention
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        ops: StepOps,
+        hidden: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """One pass over the step's rows.
 
         Args:
-            token_ids: `[M]` int64.
+            token_ids: `[M]` int64; read on the first stage alone.
             positions: `[M]` int64, each row's place in its own sequence.
-            attention: the step's attention; called once per layer, in order.
+            ops: the step's attention; called once per layer of this stage, in order.
+            hidden: `[M, E]` from the stage before; None on the first stage.
 
         Returns:
-            `[M, E]`, final norm applied; same on all TP ranks.
+            `[M, E]`, final norm applied on the last stage; same on all TP ranks.
         """
         ...
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """`[R, E]` rows of `forward` -> `[R, vocab_size]`, same on all TP ranks."""
+        """`[R, E]` rows of the last stage -> `[R, vocab_size]`, same on all TP ranks."""
         ...
 
 
@@ -48,11 +53,47 @@ class BuildContext:
     heads: HeadLayout
     shard: Shard
     loader: WeightLoader
+    stage: tuple[int, int] = (0, 1)
+    """Place among the pipeline stages, and their number."""
+    replicates_queries: bool = False
+    """This rank projects the queries of its whole slice, which then need not be gathered."""
+
+    @property
+    def layer_range(self) -> tuple[int, int]:
+        """Half-open range of this stage's layers; shares differ by at most one layer."""
+        rank, size = self.stage
+        return cut(self.config.num_layers, size, rank)
+
+    @property
+    def is_first_stage(self) -> bool:
+        """This stage looks tokens up."""
+        return self.stage[0] == 0
+
+    @property
+    def is_last_stage(self) -> bool:
+        """This stage gives logits."""
+        return self.stage[0] == self.stage[1] - 1
 
     @property
     def query_range(self) -> tuple[int, int]:
         """Global query heads of this rank."""
         return self.heads.query_range(self.shard.rank)
+
+    @property
+    def projected_ranges(self) -> tuple[tuple[int, int], ...]:
+        """Global query heads that this rank projects, for each rank whose lanes it fills: its own,
+        or those of all ranks of its slice, in their order.
+        """
+        if not self.replicates_queries:
+            return (self.query_range,)
+        size = self.heads.slice_size
+        first = self.shard.rank // size * size
+        return tuple(self.heads.query_range(rank) for rank in range(first, first + size))
+
+    @property
+    def num_projected_lanes(self) -> int:
+        """Query-head lanes that this rank projects, pads included."""
+        return len(self.projected_ranges) * self.heads.lanes
 
     @property
     def kv_range(self) -> tuple[int, int]:

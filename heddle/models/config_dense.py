@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from heddle.config.model import ModelConfig
-from heddle.models.config_common import bos_token_id, checkpoint_dtype, require_silu
+from dataclasses import replace
+
+from heddle.config.model import LayerKind, ModelConfig
+from heddle.models.config_common import read_base, require_silu
 from heddle.models.config_fields import Fields
+from heddle.models.config_layers import FULL, SLIDING, read_window_kinds, uniform_window
 from heddle.models.config_rope import read_rope
 
 _QWEN3_HEAD_DIM = 128  # of the family, whatever hidden_size / heads is
+_QWEN_FULL_LAYERS = 28  # layers below see everything, where the file does not say
 
 
 def read_dense_config(fields: Fields, architecture: str, eos: tuple[int, ...]) -> ModelConfig:
@@ -18,43 +22,34 @@ def read_dense_config(fields: Fields, architecture: str, eos: tuple[int, ...]) -
         UnsupportedError: a setting is not built here.
     """
     require_silu(fields)
-    hidden_size = fields.integer("hidden_size")
-    num_query_heads = fields.integer("num_attention_heads")
-    num_kv_heads = fields.integer("num_key_value_heads", num_query_heads)
-    if num_query_heads % num_kv_heads:
-        rule = f"it must divide num_attention_heads={num_query_heads}"
-        raise fields.wrong("num_key_value_heads", rule)
     qwen2, qwen3 = architecture == "Qwen2ForCausalLM", architecture == "Qwen3ForCausalLM"
     llama = architecture == "LlamaForCausalLM"
     attention_bias = (llama or qwen3) and fields.boolean("attention_bias", False)
-    head_dim = fields.integer(
-        "head_dim", _QWEN3_HEAD_DIM if qwen3 else max(1, hidden_size // num_query_heads)
+    base = read_base(
+        fields,
+        architecture,
+        eos,
+        read_rope(fields, interleaved=False),
+        default_head_dim=_QWEN3_HEAD_DIM if qwen3 else None,
     )
-    if head_dim % 2:
-        raise fields.wrong("head_dim", f"head width {head_dim} must be even, for rotary pairs")
-    rope = read_rope(fields, interleaved=False)
-    return ModelConfig(
-        architecture=architecture,
-        vocab_size=fields.integer("vocab_size"),
-        hidden_size=hidden_size,
-        intermediate_size=fields.integer("intermediate_size"),
-        num_layers=fields.integer("num_hidden_layers"),
-        num_query_heads=num_query_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
-        max_position_embeddings=fields.integer("max_position_embeddings"),
-        rms_norm_eps=fields.number("rms_norm_eps"),
-        rope=rope,
-        tie_word_embeddings=fields.boolean("tie_word_embeddings", False),
+    return replace(
+        base,
         qk_norm=qwen3,
         qkv_bias=qwen2 or attention_bias,
         output_bias=attention_bias,
         mlp_bias=llama and fields.boolean("mlp_bias", False),
         sliding_window=_sliding_window(fields, architecture),
-        bos_token_id=bos_token_id(fields),
-        eos_token_ids=eos,
-        checkpoint_dtype=checkpoint_dtype(fields),
+        layer_kinds=_layer_kinds(fields, architecture, base.num_layers),
     )
+
+
+def _layer_kinds(fields: Fields, architecture: str, num_layers: int) -> tuple[LayerKind, ...]:
+    """Mistral has its window in every layer, Qwen in the layers above `max_window_layers`."""
+    window = _sliding_window(fields, architecture)
+    if window is None or architecture == "MistralForCausalLM":
+        return uniform_window(num_layers, window)
+    first = fields.integer("max_window_layers", _QWEN_FULL_LAYERS, minimum=0)
+    return read_window_kinds(fields, num_layers, lambda layer: SLIDING if layer >= first else FULL)
 
 
 def _sliding_window(fields: Fields, architecture: str) -> int | None:

@@ -107,6 +107,32 @@ class Fields:
             raise self.wrong(key, "a list of strings was expected")
         return tuple(value)
 
+    def integers(self, key: str, *, minimum: int = 0) -> tuple[int, ...]:
+        """A list of integers of at least `minimum`; empty when absent."""
+        value = self._data.get(key)
+        if value is None:
+            return ()
+        items: list[object] = value if isinstance(value, list) else [value]
+        found = [item for item in items if isinstance(item, int) and not isinstance(item, bool)]
+        if (
+            not isinstance(value, list)
+            or len(found) < len(items)
+            or min(found, default=0) < minimum
+        ):
+            raise self.wrong(key, f"a list of integers of at least {minimum} was expected")
+        return tuple(found)
+
+    def number_pair(self, key: str, default: tuple[float, float]) -> tuple[float, float]:
+        """A list of two numbers, the first not above the second; infinity is legal."""
+        value = self._data.get(key)
+        if value is None:
+            return default
+        items: list[object] = value if isinstance(value, list) else [value]
+        numbers = [float(x) for x in items if isinstance(x, int | float)]
+        if len(numbers) != len(items) or len(numbers) != 2 or not numbers[0] <= numbers[1]:
+            raise self.wrong(key, "two numbers were expected, the smaller one first")
+        return numbers[0], numbers[1]
+
     def token_ids(self, key: str) -> tuple[int, ...]:
         """One token id or a list of them; empty when absent."""
         value = self._data.get(key)

@@ -10,6 +10,7 @@ import numpy as np
 from heddle.config.model import ModelConfig, RopeConfig
 from heddle.errors import ModelFileError, UnsupportedError
 from heddle.models.config_fields import Fields
+from heddle.models.config_layers import uniform_window
 from heddle.models.gguf_header import GgufHeader, read_gguf_header
 
 GGUF_ARCHITECTURES = {
@@ -47,12 +48,14 @@ def read_gguf_config(path: Path) -> ModelConfig:
         raise fields.unsupported(f"{name}.attention.value_length", f"it must be {head_dim}")
     if fields.integer(f"{name}.rope.dimension_count", head_dim) != head_dim:
         raise fields.unsupported(f"{name}.rope.dimension_count", f"it must be {head_dim}")
+    num_layers = fields.integer(f"{name}.block_count")
+    window = fields.optional_integer(f"{name}.attention.sliding_window")
     return ModelConfig(
         architecture=GGUF_ARCHITECTURES[name],
         vocab_size=_vocab_size(fields, name),
         hidden_size=hidden_size,
         intermediate_size=fields.integer(f"{name}.feed_forward_length"),
-        num_layers=fields.integer(f"{name}.block_count"),
+        num_layers=num_layers,
         num_query_heads=num_query_heads,
         num_kv_heads=fields.integer(f"{name}.attention.head_count_kv", num_query_heads),
         head_dim=head_dim,
@@ -64,7 +67,8 @@ def read_gguf_config(path: Path) -> ModelConfig:
         qkv_bias="blk.0.attn_q.bias" in header.tensors,
         output_bias="blk.0.attn_output.bias" in header.tensors,
         mlp_bias="blk.0.ffn_down.bias" in header.tensors,
-        sliding_window=fields.optional_integer(f"{name}.attention.sliding_window"),
+        sliding_window=window,
+        layer_kinds=uniform_window(num_layers, window),
         bos_token_id=fields.optional_integer("tokenizer.ggml.bos_token_id", minimum=0),
         eos_token_ids=_eos_token_ids(fields),
     )

@@ -8,14 +8,27 @@ start at once.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
 from heddle.config.model import ModelConfig
 from heddle.errors import ModelFileError, UnsupportedError
 from heddle.models.config_dense import read_dense_config
+from heddle.models.config_experts import read_mixtral_config, read_qwen_moe_config
 from heddle.models.config_fields import Fields, read_json_object
+from heddle.models.config_gemma import read_gemma2_config, read_gemma3_config
 from heddle.models.config_gguf import read_gguf_config
+from heddle.models.config_gpt_oss import read_gpt_oss_config
 from heddle.models.config_latent import read_latent_config
+from heddle.models.config_llama4 import read_llama4_config
+from heddle.models.config_recurrent import (
+    read_bamba_config,
+    read_minimax_config,
+    read_qwen3_next_config,
+)
+
+Reader = Callable[[Fields, str, tuple[int, ...]], ModelConfig]
+"""Called with (top level of `config.json`, architecture, ids that end a text)."""
 
 DENSE_ARCHITECTURES = (
     "LlamaForCausalLM",
@@ -23,8 +36,28 @@ DENSE_ARCHITECTURES = (
     "Qwen2ForCausalLM",
     "Qwen3ForCausalLM",
 )
-LATENT_ARCHITECTURES = ("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM")
-ARCHITECTURES = DENSE_ARCHITECTURES + LATENT_ARCHITECTURES
+QWEN_MOE_ARCHITECTURES = ("Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM")
+GEMMA_ARCHITECTURES = ("Gemma2ForCausalLM", "Gemma3ForCausalLM")
+LATENT_ARCHITECTURES = (
+    "DeepseekV2ForCausalLM",
+    "DeepseekV3ForCausalLM",
+    "DeepseekV32ForCausalLM",
+)
+
+READERS: dict[str, Reader] = {
+    **dict.fromkeys(DENSE_ARCHITECTURES, read_dense_config),
+    "MixtralForCausalLM": read_mixtral_config,
+    **dict.fromkeys(QWEN_MOE_ARCHITECTURES, read_qwen_moe_config),
+    "Gemma2ForCausalLM": read_gemma2_config,
+    "Gemma3ForCausalLM": read_gemma3_config,
+    "GptOssForCausalLM": read_gpt_oss_config,
+    "Llama4ForCausalLM": read_llama4_config,
+    **dict.fromkeys(LATENT_ARCHITECTURES, read_latent_config),
+    "Qwen3NextForCausalLM": read_qwen3_next_config,
+    "BambaForCausalLM": read_bamba_config,
+    "MiniMaxForCausalLM": read_minimax_config,
+}
+ARCHITECTURES = tuple(READERS)
 
 _log = logging.getLogger(__name__)
 
@@ -57,10 +90,7 @@ def load_model_config(path: str | Path) -> ModelConfig:
         raise fields.unsupported(
             "quantization_config", "convert the weights to 16 or 32 bit, or use a .gguf file"
         )
-    eos_token_ids = _eos_token_ids(path, fields)
-    if architecture in LATENT_ARCHITECTURES:
-        return read_latent_config(fields, architecture, eos_token_ids)
-    return read_dense_config(fields, architecture, eos_token_ids)
+    return READERS[architecture](fields, architecture, _eos_token_ids(path, fields))
 
 
 def _architecture(fields: Fields) -> str:

@@ -1,4 +1,4 @@
-"""Shapes and constants of DeepSeek-V2 and V3: one latent row for all heads, and experts."""
+"""Shapes and constants of DeepSeek-V2, V3 and V3.2: one latent row for all heads, and experts."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from heddle.config.model import MLAConfig, ModelConfig, MoEConfig
 from heddle.models.config_common import bos_token_id, checkpoint_dtype, require_silu
 from heddle.models.config_fields import Fields
 from heddle.models.config_rope import read_rope
+from heddle.models.config_sparse import read_sparse
 
 
 def read_latent_config(fields: Fields, architecture: str, eos: tuple[int, ...]) -> ModelConfig:
@@ -25,9 +26,11 @@ def read_latent_config(fields: Fields, architecture: str, eos: tuple[int, ...]) 
     )
     if mla.qk_rope_head_dim % 2:
         raise fields.wrong("qk_rope_head_dim", "it must be even, for rotary pairs")
-    version3 = architecture == "DeepseekV3ForCausalLM"
+    version3 = architecture != "DeepseekV2ForCausalLM"
     interleaved = fields.boolean("rope_interleave", True) if version3 else True
     attention_bias = fields.boolean("attention_bias", False)
+    moe = _moe_config(fields, version3) if "n_routed_experts" in fields else None
+    is_sparse = architecture == "DeepseekV32ForCausalLM"
     return ModelConfig(
         architecture=architecture,
         vocab_size=fields.integer("vocab_size"),
@@ -45,7 +48,8 @@ def read_latent_config(fields: Fields, architecture: str, eos: tuple[int, ...]) 
         output_bias=attention_bias,
         mlp_bias=not version3 and fields.boolean("mlp_bias", False),
         mla=mla,
-        moe=_moe_config(fields, version3) if "n_routed_experts" in fields else None,
+        moe=moe,
+        sparse=read_sparse(fields, mla, moe) if is_sparse else None,
         bos_token_id=bos_token_id(fields),
         eos_token_ids=eos,
         checkpoint_dtype=checkpoint_dtype(fields),

@@ -13,12 +13,20 @@ DEFAULT_THETA = 10000.0
 ROPE_TYPES = ("default", "linear", "yarn", "llama3")
 
 
-def read_rope(config: Fields, *, interleaved: bool) -> RopeConfig:
+def read_rope(
+    config: Fields,
+    *,
+    interleaved: bool,
+    default_theta: float = DEFAULT_THETA,
+    is_partial: bool = False,
+) -> RopeConfig:
     """Rotary settings of a model.
 
     Args:
         config: the top level of `config.json`.
         interleaved: neighbouring elements form a pair.
+        default_theta: of the family.
+        is_partial: the caller reads `partial_rotary_factor`; else it must be 1.
 
     Raises:
         ModelFileError: a needed value is missing or malformed.
@@ -27,9 +35,34 @@ def read_rope(config: Fields, *, interleaved: bool) -> RopeConfig:
     parameters = config.section("rope_parameters")
     scaling = parameters or config.section("rope_scaling") or Fields(config.path, {})
     theta_source = scaling if "rope_theta" in scaling else config
-    theta = theta_source.number("rope_theta", DEFAULT_THETA)
+    return read_rope_section(
+        config,
+        scaling,
+        theta_source,
+        "rope_theta",
+        default_theta=default_theta,
+        interleaved=interleaved,
+        is_partial=is_partial,
+    )
+
+
+def read_rope_section(
+    config: Fields,
+    scaling: Fields,
+    theta_source: Fields,
+    theta_key: str,
+    *,
+    default_theta: float,
+    interleaved: bool = False,
+    is_partial: bool = False,
+) -> RopeConfig:
+    """One rotary table: a kind and its numbers from `scaling`, theta from where the caller says.
+
+    Raises: as `read_rope`.
+    """
+    theta = theta_source.number(theta_key, default_theta)
     for fields in (config, scaling):
-        if fields.number("partial_rotary_factor", 1.0) != 1.0:
+        if not is_partial and fields.number("partial_rotary_factor", 1.0) != 1.0:
             raise fields.unsupported(
                 "partial_rotary_factor", "the whole head must be rotated (1.0)"
             )
@@ -46,15 +79,15 @@ def read_rope(config: Fields, *, interleaved: bool) -> RopeConfig:
             return _read_llama3(scaling, theta, interleaved)
         case "yarn":
             if theta <= 1.0:
-                raise theta_source.wrong("rope_theta", "yarn needs a number above 1")
+                raise theta_source.wrong(theta_key, "yarn needs a number above 1")
             return _read_yarn(config, scaling, theta, interleaved)
     raise scaling.unsupported(key, f"known: {', '.join(ROPE_TYPES)}")
 
 
 def _read_llama3(scaling: Fields, theta: float, interleaved: bool) -> RopeConfig:
     low, high = scaling.number("low_freq_factor"), scaling.number("high_freq_factor")
-    if not low < high:
-        raise scaling.wrong("high_freq_factor", f"it must exceed low_freq_factor={low}")
+    if low > high:
+        raise scaling.wrong("high_freq_factor", f"it must be at least low_freq_factor={low}")
     return RopeConfig(
         theta=theta,
         rope_type="llama3",

@@ -1,37 +1,36 @@
-"""The pre-norm decoder that all families here share.
+"""The decoder that all families here share, or the layers of it that one pipeline stage holds.
 
-    hidden = embed(tokens)
-    each layer:   hidden += sum over TP of attention(norm(hidden))
-                  hidden += sum over TP of feed_forward(norm(hidden))
-    return norm(hidden)
+    hidden = embed(tokens) * scale                                    first stage
+    each layer:   hidden += norm?(sum over TP of attention(norm(hidden)))
+                  hidden += norm?(sum over TP of feed_forward(norm(hidden)))
+    return norm(hidden)                                               last stage
 
 Blocks return this rank's part of a sum, so the collectives of a pass can be read off this page: one
 in the lookup, two per layer, one gather in `logits`. A family supplies the blocks and the names of
-their tensors.
+their tensors; whether a norm stands behind a block, too, is told by its name being given.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
-from heddle.attention.base import StepAttention
+from heddle.attention.base import StepOps
+from heddle.config.model import RopeConfig
 from heddle.models.base import BuildContext
 from heddle.models.layers.embedding import VocabularyShard, load_vocabulary
 from heddle.models.layers.norm import RMSNorm
-from heddle.models.layers.rotary import Rotary, Rotation
+from heddle.models.layers.rotary import NoRotation, Rotary, Turn
 from heddle.models.layers.shard import Shard
 
 
 class AttentionBlock(Protocol):
-    """Projections around one layer's attention."""
+    """Projections around one layer's attention, or another mixer."""
 
-    def __call__(
-        self, x: torch.Tensor, rotation: Rotation, attention: StepAttention
-    ) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, rotation: Turn, ops: StepOps) -> torch.Tensor:
         """`[M, E]` -> this rank's part of the sum, `[M, E]`."""
         ...
 
@@ -39,107 +38,245 @@ class AttentionBlock(Protocol):
 class FeedForwardBlock(Protocol):
     """A dense or sparse feed-forward."""
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, ops: StepOps, /) -> torch.Tensor:
         """`[M, E]` -> this rank's part of the sum, `[M, E]`."""
         ...
 
 
+class DecoderLayer(Protocol):
+    """All that one layer does to the residual stream."""
+
+    def __call__(
+        self, hidden: torch.Tensor, rotation: Turn, ops: StepOps, shard: Shard
+    ) -> torch.Tensor:
+        """`[M, E]` -> `[M, E]`, with the sums over ranks that its blocks need."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
-class DecoderLayer:
-    """Two residual blocks."""
+class PreNormLayer:
+    """Two residual blocks, each with a norm in front and perhaps one behind."""
 
     attention_norm: RMSNorm
     attention: AttentionBlock
     feed_forward_norm: RMSNorm
     feed_forward: FeedForwardBlock
+    attention_post_norm: RMSNorm | None = None
+    feed_forward_post_norm: RMSNorm | None = None
+
+    def __call__(
+        self, hidden: torch.Tensor, rotation: Turn, ops: StepOps, shard: Shard
+    ) -> torch.Tensor:
+        """`[M, E]` -> `[M, E]`."""
+        mixed = shard.sum(self.attention(self.attention_norm(hidden), rotation, ops))
+        hidden = _added(mixed, self.attention_post_norm, hidden)
+        mixed = shard.sum(self.feed_forward(self.feed_forward_norm(hidden), ops))
+        return _added(mixed, self.feed_forward_post_norm, hidden)
+
+
+def _added(mixed: torch.Tensor, norm: RMSNorm | None, hidden: torch.Tensor) -> torch.Tensor:
+    # A sum or a norm is a fresh tensor of this rank, so the residual is added in place.
+    return (mixed if norm is None else norm(mixed)).add_(hidden)
 
 
 class Decoder:
-    """A `Model`: embedding, layers, final norm, logits."""
+    """A `Model`: embedding, layers, final norm, logits. Ends that another stage holds are None."""
 
     def __init__(
         self,
+        context: BuildContext,
         *,
-        embedding: VocabularyShard,
+        embedding: VocabularyShard | None,
         layers: Sequence[DecoderLayer],
-        final_norm: RMSNorm,
-        output: VocabularyShard,
-        rotary: Rotary,
-        shard: Shard,
+        final_norm: RMSNorm | None,
+        output: VocabularyShard | None,
+        rotaries: Mapping[str, Rotary],
     ) -> None:
+        self._config = context.config
+        self._first_layer = context.layer_range[0]
+        self._shard = context.shard
         self._embedding = embedding
         self._layers = tuple(layers)
         self._final_norm = final_norm
         self._output = output
-        self._rotary = rotary
-        self._shard = shard
+        self._rotaries = rotaries
 
     def forward(
-        self, token_ids: torch.Tensor, positions: torch.Tensor, attention: StepAttention
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        ops: StepOps,
+        hidden: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """One pass over the step's rows; see `Model.forward`."""
-        total = self._shard.sum
-        hidden = self._embedding.embed(token_ids)
-        rotation = self._rotary.at(positions)
-        for layer in self._layers:
-            # Each sum is a fresh tensor of this rank, so the residual is added in place.
-            mixed = layer.attention(layer.attention_norm(hidden), rotation, attention)
-            hidden = total(mixed).add_(hidden)
-            mixed = layer.feed_forward(layer.feed_forward_norm(hidden))
-            hidden = total(mixed).add_(hidden)
-        return self._final_norm(hidden)
+        if self._embedding is not None:
+            hidden = self._embed(token_ids)
+        assert hidden is not None, "a later stage is given the rows of the stage before"
+        turns: dict[str, Turn] = {"none": NoRotation(positions)}
+        turns |= {name: rotary.at(positions) for name, rotary in self._rotaries.items()}
+        for index, layer in enumerate(self._layers, self._first_layer):
+            turn = turns[self._config.kind_of(index).rope]
+            hidden = layer(hidden, turn, ops, self._shard)
+        return hidden if self._final_norm is None else self._final_norm(hidden)
+
+    def _embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        assert self._embedding is not None
+        rows = self._embedding.embed(token_ids)
+        scale = self._config.embedding_scale
+        # The published models round the factor to the dtype of the rows.
+        return rows if scale == 1.0 else rows.mul_(torch.tensor(scale, dtype=rows.dtype))
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Scores of every token; see `Model.logits`."""
-        return self._output.logits(hidden)
+        assert self._output is not None, "only the last stage gives logits"
+        scores = self._output.logits(hidden)
+        cap = self._config.final_softcap
+        return (scores / cap).tanh_().mul_(cap) if cap else scores
+
+
+@dataclass(frozen=True, slots=True)
+class LayerNames:
+    """What a checkpoint calls the parts of a layer."""
+
+    attention: str = "self_attn"
+    feed_forward: str = "mlp"
+    attention_norm: str = "input_layernorm"
+    attention_post_norm: str | None = None
+    feed_forward_norm: str = "post_attention_layernorm"
+    feed_forward_post_norm: str | None = None
+
+
+LLAMA_NAMES = LayerNames()
+LoadBlock = Callable[[int, str], AttentionBlock]
+LoadFeedForward = Callable[[int, str], FeedForwardBlock]
+LoadNorm = Callable[[str, int], RMSNorm]
+"""Called with (name without `.weight`, width)."""
+
+
+def load_rms_norm(context: BuildContext) -> LoadNorm:
+    """Norms as most families store them: a weight in the model's dtype."""
+
+    def load(name: str, width: int) -> RMSNorm:
+        weight = context.loader.load(f"{name}.weight", (width,))
+        return RMSNorm(weight, context.config.rms_norm_eps)
+
+    return load
 
 
 def load_decoder(
     context: BuildContext,
     *,
     rotary_width: int,
-    load_attention: Callable[[int, str], AttentionBlock],
-    load_feed_forward: Callable[[int, str], FeedForwardBlock],
+    load_attention: LoadBlock,
+    load_feed_forward: LoadFeedForward,
+    load_norm: LoadNorm | None = None,
+    names: LayerNames | Callable[[int], LayerNames] = LLAMA_NAMES,
+    final_norm: str = "model.norm",
 ) -> Decoder:
-    """Load a decoder whose blocks are loaded by a family.
+    """Load a decoder of `PreNormLayer`s whose blocks are loaded by a family.
 
     Args:
         context: model, place and loader.
         rotary_width: elements that are rotated.
         load_attention: called with (layer, name of the block's tensors).
         load_feed_forward: called with (layer, name of the block's tensors).
+        load_norm: called with (name, width); None: `load_rms_norm`.
+        names: of a layer's parts; a function of the layer where layers differ.
+        final_norm: name of the norm behind the last layer.
 
     Raises:
         ModelFileError: a tensor is missing, has another shape, or is not part of the model.
     """
-    config, loader, shard = context.config, context.loader, context.shard
+    norm = load_norm or load_rms_norm(context)
+    width = context.config.hidden_size
 
-    def load_norm(name: str) -> RMSNorm:
-        weight = loader.load(f"{name}.weight", (config.hidden_size,))
-        return RMSNorm(weight, config.rms_norm_eps)
+    def load_layer(layer: int, prefix: str) -> DecoderLayer:
+        part = names(layer) if callable(names) else names
+
+        def post_norm(name: str | None) -> RMSNorm | None:
+            return None if name is None else norm(f"{prefix}.{name}", width)
+
+        return PreNormLayer(
+            attention_norm=norm(f"{prefix}.{part.attention_norm}", width),
+            attention=load_attention(layer, f"{prefix}.{part.attention}"),
+            feed_forward_norm=norm(f"{prefix}.{part.feed_forward_norm}", width),
+            feed_forward=load_feed_forward(layer, f"{prefix}.{part.feed_forward}"),
+            attention_post_norm=post_norm(part.attention_post_norm),
+            feed_forward_post_norm=post_norm(part.feed_forward_post_norm),
+        )
+
+    return load_layers(
+        context,
+        rotary_width=rotary_width,
+        load_layer=load_layer,
+        load_norm=norm,
+        final_norm=final_norm,
+    )
+
+
+def load_layers(
+    context: BuildContext,
+    *,
+    rotary_width: int,
+    load_layer: Callable[[int, str], DecoderLayer],
+    load_norm: LoadNorm,
+    final_norm: str = "model.norm",
+) -> Decoder:
+    """Load this stage of a decoder whose layers are a family's own.
+
+    Args:
+        load_layer: called with (layer, name of the layer's tensors) for layers of this stage.
+
+    The other arguments and errors are those of `load_decoder`.
+    """
+    config, loader = context.config, context.loader
 
     def load_table(name: str) -> VocabularyShard:
-        return load_vocabulary(loader, shard, name, config.vocab_size, config.hidden_size)
+        return load_vocabulary(loader, context.shard, name, config.vocab_size, config.hidden_size)
 
-    embedding = load_table("model.embed_tokens")
-    layers = []
-    for layer in range(config.num_layers):
-        prefix = f"model.layers.{layer}"
-        layers.append(
-            DecoderLayer(
-                attention_norm=load_norm(f"{prefix}.input_layernorm"),
-                attention=load_attention(layer, f"{prefix}.self_attn"),
-                feed_forward_norm=load_norm(f"{prefix}.post_attention_layernorm"),
-                feed_forward=load_feed_forward(layer, f"{prefix}.mlp"),
-            )
-        )
+    _leave_other_stages(context, final_norm)
+    embedding = load_table("model.embed_tokens") if context.is_first_stage else None
+    layers = [load_layer(layer, f"model.layers.{layer}") for layer in range(*context.layer_range)]
+    last_norm = output = None
+    if context.is_last_stage:
+        last_norm = load_norm(final_norm, config.hidden_size)
+        tied = "model.embed_tokens" if config.tie_word_embeddings else "lm_head"
+        share = config.tie_word_embeddings and embedding is not None
+        output = embedding if share else load_table(tied)
     decoder = Decoder(
+        context,
         embedding=embedding,
         layers=layers,
-        final_norm=load_norm("model.norm"),
-        output=embedding if config.tie_word_embeddings else load_table("lm_head"),
-        rotary=Rotary(config.rope, rotary_width, loader.dtype, loader.device),
-        shard=shard,
+        final_norm=last_norm,
+        output=output,
+        rotaries=_rotaries(context, rotary_width),
     )
     loader.finish()
     return decoder
+
+
+def _leave_other_stages(context: BuildContext, final_norm: str) -> None:
+    """Tell the loader which tensors belong to the model, and to another stage."""
+    config, loader = context.config, context.loader
+    first, last = context.layer_range
+    for layer in (*range(first), *range(last, config.num_layers)):
+        loader.leave(f"model.layers.{layer}.")
+    reads_table = context.is_first_stage or (config.tie_word_embeddings and context.is_last_stage)
+    if not reads_table:
+        loader.leave("model.embed_tokens.")
+    if not context.is_last_stage:
+        loader.leave("lm_head.")
+        loader.leave(f"{final_norm}.")
+
+
+def _rotaries(context: BuildContext, width: int) -> dict[str, Rotary]:
+    """The tables that layers of this stage turn by."""
+    config, loader = context.config, context.loader
+    configs: dict[str, RopeConfig | None] = {"global": config.rope, "local": config.local_rope}
+    used = {config.kind_of(layer).rope for layer in range(*context.layer_range)}
+    tables: dict[str, Rotary] = {}
+    for name in sorted(used - {"none"}):
+        rope = configs[name]
+        assert rope is not None, "set by the config reader"
+        tables[name] = Rotary(rope, width, loader.dtype, loader.device)
+    return tables

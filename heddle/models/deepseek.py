@@ -1,8 +1,9 @@
-"""DeepSeek-V2 and V3: latent attention, and experts above the first layers.
+"""DeepSeek-V2, V3 and V3.2: latent attention, and experts above the first layers.
 
 A row of the cache is one latent vector and one rotary key for all heads. Keys and values of a head
 are linear in the latent, so the two up-projections travel to the attention as matrices, and
-attention decides on which side of the softmax to apply them.
+attention decides on which side of the softmax to apply them. In V3.2 an indexer reads the query
+latent and the row, too, and each query attends to the keys that it ranks highest.
 
 Legend: `M` rows, `h` query-head lanes, `E` hidden size; `nope`, `rope`, `lat`, `v` the widths of
 `MLAConfig`.
@@ -16,16 +17,18 @@ from dataclasses import dataclass
 
 import torch
 
-from heddle.attention.base import StepAttention
+from heddle.attention.base import StepOps
 from heddle.config.model import MLAConfig
 from heddle.models.base import BuildContext
 from heddle.models.decoder import Decoder, FeedForwardBlock, load_decoder
+from heddle.models.layers.indexer import Indexer, load_indexer
 from heddle.models.layers.linear import ColumnPart, Linear, load_columns, load_rows
 from heddle.models.layers.mlp import load_mlp
 from heddle.models.layers.moe import load_moe
 from heddle.models.layers.norm import RMSNorm
-from heddle.models.layers.rotary import Rotation
+from heddle.models.layers.rotary import Turn
 from heddle.models.scale import softmax_scale
+from heddle.models.weights.loader import Piece
 
 _LATENT_NORM_EPS = 1e-6  # of the published model code, whatever rms_norm_eps is
 
@@ -36,10 +39,7 @@ class QueryLatent:
 
     norm: RMSNorm
     up: Linear
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """`[M, rank]` -> `[M, h * (nope + rope)]`."""
-        return self.up(self.norm(x))
+    """`[M, rank]`, normalised -> `[M, h * (nope + rope)]`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,21 +56,25 @@ class LatentAttention:
     output: Linear
     num_own_heads: int
     scale: float
+    indexer: Indexer | None = None
+    """Reads the normalised query latent, so there is one."""
 
-    def __call__(
-        self, x: torch.Tensor, rotation: Rotation, attention: StepAttention
-    ) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, rotation: Turn, ops: StepOps) -> torch.Tensor:
         """`[M, E]` -> this rank's part of the sum, `[M, E]`."""
         mla = self.mla
         query, latent, rotary_key = self.query_and_latent(x).tensor_split(
             (-mla.kv_lora_rank - mla.qk_rope_head_dim, -mla.qk_rope_head_dim), dim=-1
         )
+        index = None
         if self.query_latent is not None:
-            query = self.query_latent(query)
+            query_latent = self.query_latent.norm(query)
+            query = self.query_latent.up(query_latent)
+            if self.indexer is not None:
+                index = self.indexer(x, query_latent, rotation)
         query = query.reshape(len(x), len(self.key_up), mla.qk_nope_head_dim + mla.qk_rope_head_dim)
         query_nope, query_rope = query.tensor_split((mla.qk_nope_head_dim,), dim=-1)
         stored = torch.cat([self.latent_norm(latent), rotation(rotary_key[:, None])[:, 0]], dim=-1)
-        mixed = attention.mla(
+        mixed = ops.mla(
             self.layer,
             query_nope,
             rotation(query_rope),
@@ -78,6 +82,7 @@ class LatentAttention:
             self.key_up,
             self.value_up,
             self.scale,
+            index,
         )
         return self.output(mixed[:, : self.num_own_heads].flatten(1))
 
@@ -92,7 +97,7 @@ def load_deepseek(context: BuildContext) -> Decoder:
         return _load_attention(context, mla, layer, name)
 
     def load_feed_forward(layer: int, name: str) -> FeedForwardBlock:
-        if moe is not None and layer >= moe.first_dense_layers:
+        if moe is not None and moe.has_experts(layer):
             return load_moe(context.loader, context.shard, name, config.hidden_size, moe)
         return load_mlp(
             context.loader,
@@ -138,6 +143,22 @@ def _load_attention(
         ),
         num_own_heads=last - first,
         scale=softmax_scale(config),
+        indexer=_load_indexer(context, mla, name),
+    )
+
+
+def _load_indexer(context: BuildContext, mla: MLAConfig, name: str) -> Indexer | None:
+    sparse = context.config.sparse
+    if sparse is None:
+        return None
+    assert mla.q_lora_rank is not None, "checked by the config reader"
+    return load_indexer(
+        context.loader,
+        f"{name}.indexer",
+        sparse,
+        hidden_size=context.config.hidden_size,
+        query_rank=mla.q_lora_rank,
+        rope_width=mla.qk_rope_head_dim,
     )
 
 
@@ -147,11 +168,12 @@ def _load_projections(
     """Whole latents on every rank, heads of the query cut by rank."""
     config, loader = context.config, context.loader
     width = mla.qk_nope_head_dim + mla.qk_rope_head_dim
-    first, last = context.query_range
+
+    own, *more = [(first * width, last * width) for first, last in context.projected_ranges]
 
     def heads_part(side: str) -> ColumnPart:
-        span, room = (first * width, last * width), context.heads.lanes * width
-        return ColumnPart(f"{name}.{side}", config.num_query_heads * width, span, room)
+        size, room = config.num_query_heads * width, context.heads.lanes * width
+        return ColumnPart(f"{name}.{side}", size, own, room, more=tuple(more))
 
     def whole_part(side: str, size: int) -> ColumnPart:
         return ColumnPart(f"{name}.{side}", size, (0, size), size, config.qkv_bias)
@@ -168,15 +190,19 @@ def _load_projections(
 def _load_up_projections(
     context: BuildContext, mla: MLAConfig, name: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Key part `[h, nope, lat]` and value part `[h, lat, v]` of own heads; pad lanes are zeros."""
-    width = mla.qk_nope_head_dim + mla.v_head_dim
-    first, last = context.query_range
-    up = context.loader.zeros(context.heads.lanes, width, mla.kv_lora_rank)
-    context.loader.fill(
-        up[: last - first].flatten(0, 1),
-        f"{name}.kv_b_proj.weight",
-        (context.config.num_query_heads * width, mla.kv_lora_rank),
-        (first * width, last * width),
-    )
-    key_up, value_up = up.tensor_split((mla.qk_nope_head_dim,), dim=1)
-    return key_up.contiguous(), value_up.transpose(1, 2).contiguous()
+    """Key part `[h, nope, lat]` of the heads that are projected, value part `[h, lat, v]` of own
+    heads; pad lanes are zeros.
+    """
+    width, lanes = mla.qk_nope_head_dim + mla.v_head_dim, context.heads.lanes
+    shape = (context.config.num_query_heads * width, mla.kv_lora_rank)
+    context.loader.check(f"{name}.kv_b_proj.weight", shape)
+    ranges = context.projected_ranges
+    up = context.loader.zeros(len(ranges), lanes, width, mla.kv_lora_rank)
+    pieces = [
+        Piece(up[place, : last - first].flatten(0, 1), (first * width, last * width))
+        for place, (first, last) in enumerate(ranges)
+    ]
+    context.loader.fill_pieces(f"{name}.kv_b_proj.weight", shape, pieces)
+    key_up = up[:, :, : mla.qk_nope_head_dim].flatten(0, 1)
+    value_up = up[ranges.index(context.query_range), :, mla.qk_nope_head_dim :].transpose(1, 2)
+    return key_up.contiguous(), value_up.contiguous()

@@ -1,66 +1,74 @@
-"""Llama and its near relatives: Mistral, Qwen2 (biases), Qwen3 (a norm over each head).
+"""Llama and its near relatives: Mistral and Mixtral, Qwen2 and Qwen3 and their mixtures, gpt-oss.
 
-Legend: `M` rows, `h` query-head lanes, `Ks` kv heads of this rank's slice, `D` head width, `E`
-hidden size.
+What differs between the members is in the configuration (biases, norms, windows, sinks), in the
+dtype of the norms, and in how a checkpoint names and stores its experts.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
-from heddle.attention.base import StepAttention
 from heddle.models.base import BuildContext
-from heddle.models.decoder import Decoder, load_decoder
-from heddle.models.layers.linear import ColumnPart, Linear, load_columns, load_rows
-from heddle.models.layers.mlp import MLP, load_mlp
+from heddle.models.decoder import (
+    LLAMA_NAMES,
+    Decoder,
+    FeedForwardBlock,
+    LayerNames,
+    LoadNorm,
+    load_decoder,
+)
+from heddle.models.grouped_query import GroupedQueryAttention, load_grouped_query
+from heddle.models.layers.activation import ACTIVATIONS
+from heddle.models.layers.experts import FusedExperts, SeparateExperts
+from heddle.models.layers.mlp import load_mlp
+from heddle.models.layers.moe import QWEN_NAMES, MoENames, load_moe
 from heddle.models.layers.norm import RMSNorm
-from heddle.models.layers.rotary import Rotation
 
-
-@dataclass(frozen=True, slots=True)
-class GroupedQueryAttention:
-    """Projections of one layer. Query, key and value come from one product."""
-
-    layer: int
-    query_key_value: Linear
-    output: Linear
-    head_norm: RMSNorm | None
-    num_lanes: int
-    num_own_heads: int
-    num_kv_heads: int
-    head_dim: int
-
-    def __call__(
-        self, x: torch.Tensor, rotation: Rotation, attention: StepAttention
-    ) -> torch.Tensor:
-        """`[M, E]` -> this rank's part of the sum, `[M, E]`."""
-        lanes, rotated = self.num_lanes, self.num_lanes + self.num_kv_heads
-        heads = self.query_key_value(x).view(len(x), rotated + self.num_kv_heads, self.head_dim)
-        turned, value = heads[:, :rotated], heads[:, rotated:]
-        if self.head_norm is not None:
-            turned = self.head_norm(turned)
-        turned = rotation(turned)
-        mixed = attention.gqa(self.layer, turned[:, :lanes], turned[:, lanes:], value)
-        return self.output(mixed[:, : self.num_own_heads].flatten(1))
+MIXTRAL_LAYER = LayerNames(feed_forward="block_sparse_moe")
+MIXTRAL_NAMES = MoENames(storage=SeparateExperts(gate="w1", up="w3", down="w2"))
+GPT_OSS_NAMES = MoENames(router="router", storage=FusedExperts(interleaved=True))
 
 
 def load_llama(context: BuildContext) -> Decoder:
-    """Load a model of this family; what differs between its members is in the configuration."""
+    """Load a dense model, or a mixture as Qwen stores it."""
+    return load_family(context)
+
+
+def load_mixtral(context: BuildContext) -> Decoder:
+    """Load a mixture as Mixtral stores it."""
+    return load_family(context, names=MIXTRAL_LAYER, moe_names=MIXTRAL_NAMES)
+
+
+def load_gpt_oss(context: BuildContext) -> Decoder:
+    """Load a gpt-oss model; its norms are computed in float32."""
+    return load_family(context, moe_names=GPT_OSS_NAMES, load_norm=load_wide_norm(context))
+
+
+def load_family(
+    context: BuildContext,
+    *,
+    names: LayerNames = LLAMA_NAMES,
+    moe_names: MoENames = QWEN_NAMES,
+    load_norm: LoadNorm | None = None,
+) -> Decoder:
+    """Load a decoder of grouped-query attention and dense or sparse feed-forward blocks."""
     config = context.config
 
     def load_attention(layer: int, name: str) -> GroupedQueryAttention:
-        return _load_attention(context, layer, name)
+        return load_grouped_query(context, layer, name, load_norm)
 
-    def load_feed_forward(_: int, name: str) -> MLP:
+    def load_feed_forward(layer: int, name: str) -> FeedForwardBlock:
+        loader, shard, moe = context.loader, context.shard, config.moe
+        if moe is not None and moe.has_experts(layer):
+            return load_moe(loader, shard, name, config.hidden_size, moe, moe_names)
         return load_mlp(
-            context.loader,
-            context.shard,
+            loader,
+            shard,
             name,
             config.hidden_size,
             config.intermediate_size,
             has_bias=config.mlp_bias,
+            activation=ACTIVATIONS[config.activation],
         )
 
     return load_decoder(
@@ -68,54 +76,22 @@ def load_llama(context: BuildContext) -> Decoder:
         rotary_width=config.head_dim,
         load_attention=load_attention,
         load_feed_forward=load_feed_forward,
+        load_norm=load_norm,
+        names=names,
     )
 
 
-def _load_attention(context: BuildContext, layer: int, name: str) -> GroupedQueryAttention:
-    config, width = context.config, context.config.head_dim
-    lanes, (first, last), (first_kv, last_kv) = (
-        context.heads.lanes,
-        context.query_range,
-        context.kv_range,
-    )
-    num_kv_heads = last_kv - first_kv
+def load_wide_norm(context: BuildContext, offset: float = 0.0) -> LoadNorm:
+    """Norms that are computed in float32 or wider and rounded once.
 
-    def part(side: str, num_heads: int, start: int, end: int, room: int) -> ColumnPart:
-        span = (start * width, end * width)
-        return ColumnPart(
-            f"{name}.{side}_proj", num_heads * width, span, room * width, config.qkv_bias
-        )
+    Args:
+        context: model and loader.
+        offset: added to the stored weights (Gemma stores them around zero).
+    """
+    wide = torch.promote_types(context.loader.dtype, torch.float32)
 
-    parts = [
-        part("q", config.num_query_heads, first, last, lanes),
-        part("k", config.num_kv_heads, first_kv, last_kv, num_kv_heads),
-        part("v", config.num_kv_heads, first_kv, last_kv, num_kv_heads),
-    ]
-    return GroupedQueryAttention(
-        layer=layer,
-        query_key_value=load_columns(context.loader, parts, config.hidden_size),
-        output=load_rows(
-            context.loader,
-            context.shard,
-            f"{name}.o_proj",
-            config.hidden_size,
-            config.num_query_heads * width,
-            (first * width, last * width),
-            has_bias=config.output_bias,
-        ),
-        head_norm=_load_head_norm(context, name, num_kv_heads) if config.qk_norm else None,
-        num_lanes=lanes,
-        num_own_heads=last - first,
-        num_kv_heads=num_kv_heads,
-        head_dim=width,
-    )
+    def load(name: str, width: int) -> RMSNorm:
+        weight = context.loader.load(f"{name}.weight", (width,), dtype=wide)
+        return RMSNorm(weight + offset, context.config.rms_norm_eps)
 
-
-def _load_head_norm(context: BuildContext, name: str, num_kv_heads: int) -> RMSNorm:
-    """One norm for the fused heads: the query weight per lane, then the key weight per kv head."""
-    query, key = (
-        context.loader.load(f"{name}.{side}_norm.weight", (context.config.head_dim,))
-        for side in ("q", "k")
-    )
-    rows = [query.expand(context.heads.lanes, -1), key.expand(num_kv_heads, -1)]
-    return RMSNorm(torch.cat(rows), context.config.rms_norm_eps)
+    return load

@@ -11,7 +11,13 @@ from heddle.config.model import ModelConfig
 from heddle.errors import UnsupportedError
 from heddle.layout.heads import HeadLayout
 from heddle.models.base import BuildContext, Model
-from heddle.models.config_json import DENSE_ARCHITECTURES, LATENT_ARCHITECTURES
+from heddle.models.config_json import (
+    DENSE_ARCHITECTURES,
+    GEMMA_ARCHITECTURES,
+    LATENT_ARCHITECTURES,
+    QWEN_MOE_ARCHITECTURES,
+)
+from heddle.models.layers.expert_group import ExpertGroup
 from heddle.models.layers.shard import Shard
 from heddle.models.weights.loader import Progress, WeightLoader
 from heddle.models.weights.source import WeightSource
@@ -31,9 +37,59 @@ def _create_deepseek(context: BuildContext) -> Model:
     return load_deepseek(context)
 
 
+def _create_mixtral(context: BuildContext) -> Model:
+    from heddle.models.llama import load_mixtral  # loaded only when chosen
+
+    return load_mixtral(context)
+
+
+def _create_gpt_oss(context: BuildContext) -> Model:
+    from heddle.models.llama import load_gpt_oss  # loaded only when chosen
+
+    return load_gpt_oss(context)
+
+
+def _create_gemma(context: BuildContext) -> Model:
+    from heddle.models.gemma import load_gemma  # loaded only when chosen
+
+    return load_gemma(context)
+
+
+def _create_llama4(context: BuildContext) -> Model:
+    from heddle.models.llama4 import load_llama4  # loaded only when chosen
+
+    return load_llama4(context)
+
+
+def _create_qwen3_next(context: BuildContext) -> Model:
+    from heddle.models.qwen3_next import load_qwen3_next  # loaded only when chosen
+
+    return load_qwen3_next(context)
+
+
+def _create_bamba(context: BuildContext) -> Model:
+    from heddle.models.bamba import load_bamba  # loaded only when chosen
+
+    return load_bamba(context)
+
+
+def _create_minimax(context: BuildContext) -> Model:
+    from heddle.models.minimax import load_minimax  # loaded only when chosen
+
+    return load_minimax(context)
+
+
 CREATORS: dict[str, Creator] = {
     **dict.fromkeys(DENSE_ARCHITECTURES, _create_llama),
+    **dict.fromkeys(QWEN_MOE_ARCHITECTURES, _create_llama),
+    "MixtralForCausalLM": _create_mixtral,
+    **dict.fromkeys(GEMMA_ARCHITECTURES, _create_gemma),
+    "GptOssForCausalLM": _create_gpt_oss,
+    "Llama4ForCausalLM": _create_llama4,
     **dict.fromkeys(LATENT_ARCHITECTURES, _create_deepseek),
+    "Qwen3NextForCausalLM": _create_qwen3_next,
+    "BambaForCausalLM": _create_bamba,
+    "MiniMaxForCausalLM": _create_minimax,
 }
 
 
@@ -46,6 +102,10 @@ def create_model(
     device: torch.device,
     tp: Communicator,
     progress: Progress | None = None,
+    stage: tuple[int, int] = (0, 1),
+    experts: ExpertGroup | None = None,
+    *,
+    replicates_queries: bool = False,
 ) -> Model:
     """Build one rank's part of a model and load its weights.
 
@@ -58,10 +118,14 @@ def create_model(
         device: of parameters.
         tp: the tensor-parallel group.
         progress: called with (tensors loaded, tensors in all).
+        stage: place among the pipeline stages, and their number; a stage holds its layers alone.
+        experts: among whom whole experts are dealt; None: experts are cut over `tp`.
+        replicates_queries: this rank projects the queries of its whole slice.
 
     Returns:
-        A model that says, per pass, one all-reduce in the lookup and two per layer, and per call of
-        `logits` one all-gather; nothing at all in a group of one.
+        A model that says, per pass, one all-reduce in the lookup (first stage) and two per layer,
+        before the second of them what dealt experts need, and per call of `logits` (last stage) one
+        all-gather; nothing at all in a group of one.
 
     Raises:
         UnsupportedError: the architecture is not known.
@@ -72,8 +136,9 @@ def create_model(
             f"architecture={config.architecture} is not supported; known: {', '.join(CREATORS)}"
         )
     loader = WeightLoader(source, dtype, device, ignored=_ignored(config), progress=progress)
-    shard = Shard(tp_rank, heads.tp_size, tp)
-    return CREATORS[config.architecture](BuildContext(config, heads, shard, loader))
+    shard = Shard(tp_rank, heads.tp_size, tp, experts)
+    context = BuildContext(config, heads, shard, loader, stage, replicates_queries)
+    return CREATORS[config.architecture](context)
 
 
 def _ignored(config: ModelConfig) -> tuple[str, ...]:
@@ -81,7 +146,7 @@ def _ignored(config: ModelConfig) -> tuple[str, ...]:
     names: tuple[str, ...] = ()
     if config.tie_word_embeddings:
         names += (r"lm_head\.weight",)  # a second copy of the embedding
-    if config.architecture == "DeepseekV3ForCausalLM":
+    if config.architecture in ("DeepseekV3ForCausalLM", "DeepseekV32ForCausalLM"):
         # Layers past the last one draft further tokens and take no part in a plain pass.
         names += (rf"model\.layers\.(?!(?:{_numbers_below(config.num_layers)})\.)\d+\..*",)
     return names

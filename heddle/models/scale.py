@@ -13,10 +13,10 @@ from heddle.config.model import ModelConfig, RopeConfig
 def softmax_scale(config: ModelConfig) -> float:
     """Factor on query-key products before the softmax.
 
-    `1 / sqrt(head_dim)`; latent attention with a scaled rotary multiplies by the square of
-    `yarn_mscale` for `mscale_all_dim`.
+    `1 / sqrt(head_dim)` unless the model states another; latent attention with a scaled rotary
+    multiplies by the square of `yarn_mscale` for `mscale_all_dim`.
     """
-    scale = 1.0 / math.sqrt(config.head_dim)
+    scale = config.attention_scale or 1.0 / math.sqrt(config.head_dim)
     rope = config.rope
     if config.mla is None or rope.rope_type == "default" or not rope.mscale_all_dim:
         return scale

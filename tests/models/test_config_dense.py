@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from heddle.config.model import LayerKind
+from heddle.config.visibility import Visibility
 from heddle.errors import ModelFileError
 from heddle.models.config_json import load_model_config
 from tests.support.model_files import LLAMA, write_config
@@ -80,3 +82,31 @@ def test_a_wrong_value_names_key_and_rule(
 def test_a_missing_value_names_its_key(tmp_path: Path, key: str) -> None:
     with pytest.raises(ModelFileError, match=rf"config\.json: {key} is missing"):
         load_model_config(write_config(tmp_path, LLAMA, **{key: ...}))
+
+
+def window(size: int) -> LayerKind:
+    return LayerKind(visibility=Visibility("window", size))
+
+
+def test_a_window_of_mistral_is_in_every_layer(tmp_path: Path) -> None:
+    mistral = LLAMA | {"architectures": ["MistralForCausalLM"], "num_hidden_layers": 3}
+    config = load_model_config(write_config(tmp_path, mistral, sliding_window=4096))
+    assert config.layer_kinds == (window(4096),) * 3
+    assert load_model_config(write_config(tmp_path, mistral)).layer_kinds == ()
+
+
+def test_a_window_of_qwen_is_in_the_upper_layers_or_where_the_file_says(tmp_path: Path) -> None:
+    qwen2 = LLAMA | {
+        "architectures": ["Qwen2ForCausalLM"],
+        "num_hidden_layers": 3,
+        "sliding_window": 64,
+        "use_sliding_window": True,
+    }
+    full = LayerKind()
+    rule = load_model_config(write_config(tmp_path, qwen2, max_window_layers=2))
+    assert rule.layer_kinds == (full, full, window(64))
+    types = ["full_attention", "sliding_attention", "full_attention"]
+    listed = load_model_config(write_config(tmp_path, qwen2, layer_types=types))
+    assert listed.layer_kinds == (full, window(64), full)
+    off = write_config(tmp_path, qwen2, layer_types=types, use_sliding_window=False)
+    assert load_model_config(off).layer_kinds == ()

@@ -93,3 +93,11 @@ def test_endless_nesting_is_refused(tmp_path: Path, opening: str) -> None:
 def test_an_integer_beyond_all_floats_is_no_number() -> None:
     with pytest.raises(ModelFileError, match="a finite number above 0"):
         Fields(Path("f"), {"eps": 10**400}).number("eps")
+
+
+@pytest.mark.parametrize("value", [3, [1, "2"], [1, True], [1, -1], "x", [1.0]])
+def test_lists_of_integers(value: object) -> None:
+    with pytest.raises(ModelFileError, match=r"n=.* is not legal; a list of integers of at least"):
+        Fields(FILE, {"n": value}).integers("n")
+    assert Fields(FILE, {"n": [3, 0]}).integers("n") == (3, 0)
+    assert Fields(FILE, {"n": None}).integers("n") == Fields(FILE, {"n": []}).integers("n") == ()

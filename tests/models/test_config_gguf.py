@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from heddle.config.model import RopeConfig
+from heddle.config.visibility import Visibility
 from heddle.errors import ModelFileError, UnsupportedError
 from heddle.models.config_gguf import read_gguf_config
 from heddle.models.config_json import load_model_config
@@ -33,7 +34,10 @@ def test_vocabulary_size_may_be_stated(checkpoint: Checkpoint, tmp_path: Path) -
     fields = {"vocab_size": 200, "attention.sliding_window": 64}
     path = write_gguf(tmp_path / "m.gguf", checkpoint("qwen2"), extra_fields=fields)
     assert read_gguf_config(path).vocab_size == 200
-    assert read_gguf_config(path).sliding_window == 64
+    config = read_gguf_config(path)
+    assert config.sliding_window == 64
+    assert {kind.visibility for kind in config.layer_kinds} == {Visibility("window", 64)}
+    assert len(config.layer_kinds) == config.num_layers
 
 
 def test_an_unknown_architecture_is_refused(checkpoint: Checkpoint, tmp_path: Path) -> None:

@@ -77,8 +77,8 @@ def test_unknown_kinds_are_refused_by_name() -> None:
 def test_missing_and_malformed_values_are_named() -> None:
     with pytest.raises(ModelFileError, match=r"rope_scaling\.factor is missing"):
         read(rope_scaling={"type": "linear"})
-    with pytest.raises(ModelFileError, match=r"rope_parameters\.high_freq_factor=1\.0.*exceed"):
-        read(rope_parameters={"rope_type": "llama3", **LLAMA3, "high_freq_factor": 1.0})
+    with pytest.raises(ModelFileError, match=r"rope_parameters\.high_freq_factor=0\.5.*at least"):
+        read(rope_parameters={"rope_type": "llama3", **LLAMA3, "high_freq_factor": 0.5})
     with pytest.raises(ModelFileError, match="rope_theta='x'"):
         read(rope_theta="x")
 
@@ -89,3 +89,15 @@ def test_yarn_numbers_without_a_logarithm_are_refused(key: str, value: float) ->
     config = Fields(Path("f"), {"max_position_embeddings": 64, "rope_parameters": section})
     with pytest.raises(ModelFileError, match=key):
         read_rope(config, interleaved=False)
+
+
+def test_llama3_factors_may_be_equal() -> None:
+    rope = read(rope_parameters={"rope_type": "llama3", **LLAMA3, "high_freq_factor": 1.0})
+    assert (rope.low_freq_factor, rope.high_freq_factor) == (1.0, 1.0)
+
+
+def test_an_absent_theta_is_the_familys() -> None:
+    fields = Fields(Path("config.json"), {})
+    assert read_rope(fields, interleaved=True, default_theta=7.0) == RopeConfig(
+        theta=7.0, interleaved=True
+    )

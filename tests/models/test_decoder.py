@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from heddle.comm.base import Communicator
+from heddle.comm.solo import SoloCommunicator
+from heddle.errors import ModelFileError
 from heddle.models.config_json import load_model_config
 from heddle.models.registry import create_model
 from heddle.models.weights.open import open_weights
@@ -30,6 +33,13 @@ TP_MODELS = (
     "deepseek-v2-lora",
     "deepseek-v3",
     "deepseek-v3-direct",
+    "gemma2",
+    "gemma3",
+    "gpt-oss",
+    "llama4",
+    "mixtral",
+    "qwen2-moe",
+    "qwen3-moe",
 )
 
 
@@ -40,7 +50,7 @@ def test_tensor_parallel_equals_one_rank(checkpoint: Checkpoint, name: str, tp_s
     model, config = solo_model(path, torch.float64)
     heads = head_layout(config, tp_size)
     with torch.inference_mode():
-        hidden = model.forward(TOKEN_IDS, POSITIONS, DenseAttention())
+        hidden = model.forward(TOKEN_IDS, POSITIONS, DenseAttention(config))
         expected = model.logits(hidden)
 
     def body(rank: int, tp: Communicator) -> tuple[torch.Tensor, torch.Tensor]:
@@ -58,13 +68,15 @@ def test_tensor_parallel_equals_one_rank(checkpoint: Checkpoint, name: str, tp_s
         assert torch.equal(logits, results[0][1])  # one answer on all ranks, bit for bit
 
 
-@pytest.mark.parametrize("name", ["llama-9-3", "qwen3", "deepseek-v3"])
+@pytest.mark.parametrize(
+    "name", ["llama-9-3", "qwen3", "deepseek-v3", "gemma2", "gpt-oss", "llama4"]
+)
 def test_float64_stays_float64_and_is_close_to_float32(checkpoint: Checkpoint, name: str) -> None:
-    narrow, _ = solo_model(checkpoint(name))
+    narrow, config = solo_model(checkpoint(name))
     wide, _ = solo_model(checkpoint(name), torch.float64)
-    recorded = Recorder()
+    recorded = Recorder(config)
     with torch.inference_mode():
-        expected = narrow.logits(narrow.forward(TOKEN_IDS, POSITIONS, DenseAttention()))
+        expected = narrow.logits(narrow.forward(TOKEN_IDS, POSITIONS, DenseAttention(config)))
         found = wide.logits(wide.forward(TOKEN_IDS, POSITIONS, recorded))
     assert found.dtype == torch.float64
     assert recorded.dtypes == {torch.float64}
@@ -87,7 +99,9 @@ class CallLog:
         return tensor.expand(self.world_size, *tensor.shape)
 
 
-@pytest.mark.parametrize(("name", "num_layers"), [("llama-9-3", 2), ("deepseek-v3", 3)])
+@pytest.mark.parametrize(
+    ("name", "num_layers"), [("llama-9-3", 2), ("deepseek-v3", 3), ("llama4", 4)]
+)
 def test_collectives_are_one_lookup_two_per_layer_one_gather(
     checkpoint: Checkpoint, name: str, num_layers: int
 ) -> None:
@@ -122,7 +136,17 @@ def test_a_group_of_one_says_nothing(checkpoint: Checkpoint) -> None:
     assert log.calls == []
 
 
-@pytest.mark.parametrize(("name", "tp_size"), [("llama-9-3", 3), ("deepseek-v3", 4)])
+READERS = [
+    ("llama-9-3", 3),
+    ("deepseek-v3", 4),
+    ("gpt-oss", 2),
+    ("llama4", 2),
+    ("mixtral", 2),
+    ("qwen2-moe", 2),
+]
+
+
+@pytest.mark.parametrize(("name", "tp_size"), READERS)
 def test_a_rank_reads_its_slices_alone(checkpoint: Checkpoint, name: str, tp_size: int) -> None:
     """Cut tensors are read once over all ranks together; the rest once per rank."""
     path = checkpoint(name)
@@ -136,7 +160,16 @@ def test_a_rank_reads_its_slices_alone(checkpoint: Checkpoint, name: str, tp_siz
 
     counts = run_tp(tp_size, body)
     source = open_weights(path)
-    whole_everywhere = ("norm", ".gate.", "kv_a_proj", "q_a_proj")
+    whole_everywhere = (
+        "norm",
+        ".gate.",
+        ".router.",
+        ".o_proj.bias",
+        ".shared_expert_gate.",
+        "down_proj_bias",
+        "kv_a_proj",
+        "q_a_proj",
+    )
     assert len(source.names()) > 10
     for tensor in source.names():
         size = torch.Size(source.shape(tensor)).numel()
@@ -158,3 +191,99 @@ def test_positions_are_those_given(checkpoint: Checkpoint) -> None:
     first, moved, flipped = spy.keys[0::2]
     assert (first - moved).abs().max() > 0.1
     assert (flipped.flip(0) - first).abs().max() <= 1e-12 * first.abs().max()
+
+
+STAGED_MODELS = (
+    ("llama-9-3", 2),
+    ("llama-bias", 2),
+    ("qwen2-moe", 3),
+    ("llama4", 3),
+    ("llama4", 5),
+    ("gemma2", 2),
+    ("deepseek-v3", 2),
+)
+
+
+@pytest.mark.parametrize(("name", "num_stages"), STAGED_MODELS)
+def test_stages_one_after_another_equal_the_whole(
+    checkpoint: Checkpoint, name: str, num_stages: int
+) -> None:
+    """Every stage reads its own layers alone, and tokens matter on the first stage alone."""
+    path = checkpoint(name)
+    whole, config = solo_model(path, torch.float64)
+    hidden: torch.Tensor | None = None
+    counts: list[dict[str, int]] = []
+    with torch.inference_mode():
+        expected = whole.forward(TOKEN_IDS, POSITIONS, DenseAttention(config))
+        for rank in range(num_stages):
+            source = CountingSource(open_weights(path))
+            stage = create_model(
+                config,
+                head_layout(config),
+                0,
+                source,
+                torch.float64,
+                CPU,
+                SoloCommunicator(),
+                stage=(rank, num_stages),
+            )
+            tokens = TOKEN_IDS if rank == 0 else torch.zeros_like(TOKEN_IDS)
+            hidden = stage.forward(tokens, POSITIONS, DenseAttention(config), hidden)
+            counts.append(source.elements_read)
+        assert hidden is not None
+        assert torch.equal(hidden, expected)
+        assert torch.equal(stage.logits(hidden), whole.logits(expected))
+    for tensor in open_weights(path).names():
+        readers = [rank for rank, count in enumerate(counts) if tensor in count]
+        match tensor.split("."):
+            case ["model", "layers", layer, *_]:
+                # Stage r holds the layers from floor(L * r / P).
+                expected_readers = [
+                    rank
+                    for rank in range(num_stages)
+                    if config.num_layers * rank // num_stages
+                    <= int(layer)
+                    < config.num_layers * (rank + 1) // num_stages
+                ]
+            case ["model", "embed_tokens", _]:
+                expected_readers = [0, num_stages - 1] if config.tie_word_embeddings else [0]
+            case _:
+                expected_readers = [num_stages - 1]
+        assert readers == expected_readers, tensor
+
+
+def test_a_stage_still_refuses_what_no_stage_knows(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    path = checkpoint("llama-9-3")
+    tensors = load_file(path / "model.safetensors")
+    tensors["model.layers.2.mlp.up_proj.weight"] = torch.ones(4, 4)
+    save_file(tensors, tmp_path / "model.safetensors")
+    config = load_model_config(path)
+    with pytest.raises(ModelFileError, match=r"model\.layers\.2\.mlp\.up_proj\.weight is not part"):
+        create_model(
+            config,
+            head_layout(config),
+            0,
+            open_weights(tmp_path),
+            torch.float32,
+            CPU,
+            SoloCommunicator(),
+            stage=(0, 2),
+        )
+
+
+def test_a_stage_counts_its_own_tensors(checkpoint: Checkpoint) -> None:
+    path = checkpoint("llama-6-2")
+    config = load_model_config(path)
+    seen: list[tuple[int, int]] = []
+    create_model(
+        config,
+        head_layout(config),
+        0,
+        open_weights(path),
+        torch.float32,
+        CPU,
+        SoloCommunicator(),
+        lambda count, total: seen.append((count, total)),
+        stage=(1, 2),
+    )
+    assert seen == [(count, 11) for count in range(1, 12)]  # 9 of a layer, norm, output

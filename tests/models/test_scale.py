@@ -17,7 +17,9 @@ from tests.support.tiny import tiny_model
 Checkpoint = Callable[[str], Path]
 
 
-@pytest.mark.parametrize("name", ["llama-9-3", "qwen3", "deepseek-v2", "deepseek-v3"])
+@pytest.mark.parametrize(
+    "name", ["llama-9-3", "qwen3", "deepseek-v2", "deepseek-v3", "gemma2", "gemma3"]
+)
 def test_the_softmax_scale_is_that_of_transformers(checkpoint: Checkpoint, name: str) -> None:
     expected = tiny_model(name).model.layers[0].self_attn.scaling
     assert softmax_scale(load_model_config(checkpoint(name))) == pytest.approx(expected, rel=1e-12)

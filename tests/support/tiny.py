@@ -14,12 +14,28 @@ from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.models.bamba import BambaConfig
 from transformers.models.deepseek_v2 import DeepseekV2Config
 from transformers.models.deepseek_v3 import DeepseekV3Config
+from transformers.models.deepseek_v32 import DeepseekV32Config
+from transformers.models.gemma2 import Gemma2Config
+from transformers.models.gemma3 import Gemma3TextConfig
+from transformers.models.gpt_oss import GptOssConfig
 from transformers.models.llama import LlamaConfig
+from transformers.models.llama4 import Llama4TextConfig
+from transformers.models.minimax import MiniMaxConfig
 from transformers.models.mistral import MistralConfig
+from transformers.models.mixtral import MixtralConfig
 from transformers.models.qwen2 import Qwen2Config
+from transformers.models.qwen2_moe import Qwen2MoeConfig
 from transformers.models.qwen3 import Qwen3Config
+from transformers.models.qwen3_moe import Qwen3MoeConfig
+from transformers.models.qwen3_next import Qwen3NextConfig
+
+from heddle.attention.base import IndexRows
+from heddle.attention.recurrent.terms import RecurrentInputs
+from heddle.config.model import ModelConfig
+from tests.support.recurrence import recur
 
 VOCAB_SIZE = 131
 MAX_POSITIONS = 512
@@ -83,6 +99,11 @@ def _llama(num_query_heads: int, num_kv_heads: int, **options: Any) -> LlamaConf
     return LlamaConfig(**_dense_sizes(num_query_heads, num_kv_heads), **options)
 
 
+def _mixture_sizes(**changes: Any) -> dict[str, Any]:
+    experts = {"num_experts_per_tok": 3, "moe_intermediate_size": 22}
+    return _dense_sizes(6, 2) | experts | changes
+
+
 _CONFIGS: dict[str, Callable[[], Any]] = {
     "llama-8-2": lambda: _llama(8, 2),
     "llama-8-1": lambda: _llama(8, 1),
@@ -104,6 +125,109 @@ _CONFIGS: dict[str, Callable[[], Any]] = {
     ),
     "deepseek-v3-direct": lambda: DeepseekV3Config(
         **_latent_sizes(q_lora_rank=None), norm_topk_prob=False, num_nextn_predict_layers=0
+    ),
+    # A choice of far fewer keys than a prompt has rows. With many heads no score is exactly zero: a
+    # tie there would be decided by chance in transformers.
+    "deepseek-v32": lambda: DeepseekV32Config(
+        **_latent_sizes(q_lora_rank=20), index_topk=8, index_head_dim=12, index_n_heads=16
+    ),
+    # Windows, chunks, limits and caps are small, so that each of them matters in a short prompt.
+    "mistral-window": lambda: MistralConfig(**_dense_sizes(8, 2), sliding_window=9),
+    "qwen2-window": lambda: Qwen2Config(
+        **_dense_sizes(8, 2), use_sliding_window=True, sliding_window=9, max_window_layers=1
+    ),
+    "qwen3-window": lambda: Qwen3Config(
+        **_dense_sizes(8, 2), use_sliding_window=True, sliding_window=5, max_window_layers=1
+    ),
+    "gemma2": lambda: Gemma2Config(
+        **_dense_sizes(6, 2),
+        sliding_window=9,
+        query_pre_attn_scalar=11,
+        attn_logit_softcapping=3.0,
+        final_logit_softcapping=12.0,
+    ),
+    "gemma3": lambda: Gemma3TextConfig(
+        **_dense_sizes(6, 2) | {"num_hidden_layers": 3},
+        sliding_window=9,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        query_pre_attn_scalar=11,
+    ),
+    "gpt-oss": lambda: GptOssConfig(
+        **_dense_sizes(6, 2) | {"intermediate_size": 22},
+        sliding_window=9,
+        num_local_experts=5,
+        num_experts_per_tok=3,
+        swiglu_limit=1.0,
+        rope_parameters={
+            "rope_type": "yarn",
+            "rope_theta": 150000.0,
+            "factor": 4.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "truncate": False,
+            "original_max_position_embeddings": 128,
+        },
+    ),
+    "llama4": lambda: Llama4TextConfig(
+        **_dense_sizes(6, 2) | {"num_hidden_layers": 4, "intermediate_size": 22},
+        intermediate_size_mlp=40,
+        num_local_experts=5,
+        interleave_moe_layer_step=2,
+        no_rope_layer_interval=3,
+        attention_chunk_size=8,
+        floor_scale=8,
+        attn_scale=0.7,
+    ),
+    "mixtral": lambda: MixtralConfig(
+        **_mixture_sizes(intermediate_size=22), num_local_experts=5, sliding_window=9
+    ),
+    "qwen2-moe": lambda: Qwen2MoeConfig(
+        **_mixture_sizes(num_hidden_layers=3),
+        num_experts=5,
+        shared_expert_intermediate_size=31,
+        mlp_only_layers=[1],
+        use_sliding_window=True,
+        sliding_window=9,
+        max_window_layers=2,
+    ),
+    "qwen3-moe": lambda: Qwen3MoeConfig(
+        **_mixture_sizes(num_hidden_layers=3),
+        num_experts=5,
+        decoder_sparse_step=2,
+        norm_topk_prob=True,
+    ),
+    # Heads of a recurrence are as uneven as they may be: 6 over 2, 3 or 4 ranks.
+    "qwen3-next": lambda: Qwen3NextConfig(
+        **_mixture_sizes(num_hidden_layers=4, head_dim=16),
+        num_experts=5,
+        shared_expert_intermediate_size=31,
+        mlp_only_layers=[1],
+        layer_types=["linear_attention", "linear_attention", "full_attention", "linear_attention"],
+        linear_num_value_heads=6,
+        linear_num_key_heads=2,
+        linear_key_head_dim=8,
+        linear_value_head_dim=6,
+    ),
+    "bamba": lambda: BambaConfig(
+        **_dense_sizes(6, 2) | {"num_hidden_layers": 4, "head_dim": 12},
+        attn_layer_indices=[2],
+        mamba_n_heads=6,
+        mamba_n_groups=2,
+        mamba_d_state=5,
+        mamba_chunk_size=8,
+        mamba_proj_bias=True,
+        time_step_limit=(0.3, 0.9),
+    ),
+    "minimax": lambda: MiniMaxConfig(
+        **_mixture_sizes(num_hidden_layers=4, intermediate_size=22),
+        num_local_experts=5,
+        block_size=8,
+        full_attn_alpha_factor=1.3,
+        full_attn_beta_factor=0.7,
+        linear_attn_alpha_factor=0.9,
+        linear_attn_beta_factor=1.2,
+        mlp_alpha_factor=1.1,
+        mlp_beta_factor=0.8,
     ),
 }
 TINY_NAMES = tuple(_CONFIGS)
@@ -141,6 +265,8 @@ def build_tiny(folder: Path, name: str, seed: int = 0) -> Path:
 
 
 def _draw(key: str, tensor: torch.Tensor, config: Any, generator: torch.Generator) -> torch.Tensor:
+    if key.endswith(("slope_rate", "query_decay", "key_decay", "diagonal_decay")):
+        return tensor  # follow from the configuration
     noise = torch.randn(tensor.shape, generator=generator, dtype=torch.float32)
     if "norm" in key:
         return 1.0 + 0.5 * noise  # far from 1, some below zero
@@ -148,7 +274,7 @@ def _draw(key: str, tensor: torch.Tensor, config: Any, generator: torch.Generato
         return 0.2 * noise
     if key.endswith("bias"):
         return 0.3 * noise
-    if "embed_tokens" in key:
+    if "embed_tokens" in key or key.endswith("sinks"):
         return noise
     if "lm_head" in key:
         return 0.5 * noise
@@ -168,18 +294,36 @@ def _head_scales(key: str, tensor: torch.Tensor, config: Any) -> torch.Tensor:
 
 
 class DenseAttention:
-    """A `StepAttention` for one rank and one whole prompt: softmax over everything, no cache.
+    """A `StepOps` for one rank and one whole prompt: softmax over a dense mask, no cache.
 
-    Query head j reads kv head `j // (query heads // kv heads)`; rows
-    are in position order.
+    Query head j reads kv head `j // (query heads // kv heads)`; row i is at position i.
+
+    Args:
+        config: whose scale, caps, windows, chunks are applied; None: plain causal attention.
     """
 
+    def __init__(self, config: ModelConfig | None = None) -> None:
+        self._config = config
+
     def gqa(
-        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         group = query.shape[1] // key.shape[1]
         key, value = (x.repeat_interleave(group, dim=1) for x in (key, value))
-        return _attend(query, key, value, query.shape[-1] ** -0.5)
+        config, scale, softcap = self._config, query.shape[-1] ** -0.5, 0.0
+        if config is not None:
+            assert config.has_sinks == (sinks is not None)
+            scale, softcap = config.attention_scale or scale, config.attention_softcap
+        hidden = _hidden_keys(config, layer, len(query))
+        return _attend(query, key, value, scale, hidden, softcap, sinks)
+
+    def recurrent(self, layer: int, inputs: RecurrentInputs) -> torch.Tensor:
+        return recur(inputs)
 
     def mla(
         self,
@@ -190,20 +334,60 @@ class DenseAttention:
         key_up: torch.Tensor,
         value_up: torch.Tensor,
         scale: float,
+        index: IndexRows | None = None,
     ) -> torch.Tensor:
         narrow = latent[:, : key_up.shape[2]]
         rotary_key = latent[:, None, key_up.shape[2] :].expand(-1, query_rope.shape[1], -1)
         key = torch.einsum("sl,hnl->shn", narrow, key_up)
         value = torch.einsum("sl,hlv->shv", narrow, value_up)
         query = torch.cat([query_nope, query_rope], dim=-1)
-        return _attend(query, torch.cat([key, rotary_key], dim=-1), value, scale)
+        hidden = _hidden_keys(None, layer, len(query))
+        if index is not None:
+            assert self._config is not None
+            assert self._config.sparse is not None
+            hidden = _all_but_the_best(index, hidden, self._config.sparse.top_k)
+        return _attend(query, torch.cat([key, rotary_key], dim=-1), value, scale, hidden)
+
+
+def _all_but_the_best(index: IndexRows, hidden: torch.Tensor, top_k: int) -> torch.Tensor:
+    """`[M, M]`: hidden keys, and those that an indexer ranks below the first `top_k`."""
+    products = torch.einsum("qhd,kd->qkh", index.index_query, index.index_key).relu()
+    scores = torch.einsum("qkh,qh->qk", products, index.weights.to(products.dtype))
+    scores = scores.masked_fill(hidden, float("-inf"))
+    chosen = scores.sort(dim=-1, descending=True, stable=True).indices[:, :top_k]
+    return hidden | torch.ones_like(hidden).scatter(1, chosen, False)
+
+
+def _hidden_keys(config: ModelConfig | None, layer: int, num_rows: int) -> torch.Tensor:
+    """`[M, M]`: key k is hidden from query q."""
+    query, key = torch.arange(num_rows)[:, None], torch.arange(num_rows)[None, :]
+    hidden = key > query
+    if config is None:
+        return hidden
+    rule = config.kind_of(layer).visibility
+    if rule.kind == "window":
+        return hidden | ((query - key >= rule.size) & (key >= rule.num_first))
+    if rule.kind == "chunk":
+        return hidden | (query // rule.size != key // rule.size)
+    return hidden
 
 
 def _attend(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    scale: float,
+    hidden: torch.Tensor,
+    softcap: float = 0.0,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Causal softmax over all rows: query, key `[M, h, D]`, value `[M, h, Dv]`."""
+    """Softmax over the keys that are not hidden: query, key `[M, h, D]`, value `[M, h, Dv]`."""
     scores = torch.einsum("qhd,khd->hqk", query, key) * scale
-    later = torch.ones(scores.shape[1:], dtype=torch.bool).triu(1)
-    weights = scores.masked_fill(later, float("-inf")).softmax(dim=-1)
+    if softcap:
+        scores = softcap * torch.tanh(scores / softcap)
+    scores = scores.masked_fill(hidden, float("-inf"))
+    if sinks is not None:
+        column = sinks[:, None, None].expand(-1, len(query), 1)
+        scores = torch.cat([scores, column], dim=-1)
+    weights = scores.softmax(dim=-1)[..., : len(key)]
     return torch.einsum("hqk,khd->qhd", weights, value)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 
 from heddle.models.layers.shard import Shard
-from heddle.models.weights.loader import WeightLoader
+from heddle.models.weights.loader import Piece, WeightLoader
 from heddle.models.weights.source import Span
 
 
@@ -53,23 +53,38 @@ class ColumnPart:
     room: int
     """Outputs in the fused result, at least the span; the rest are zeros."""
     has_bias: bool = False
+    more: tuple[Span, ...] = ()
+    """Further spans of the same matrix; each gets as much room."""
+
+    @property
+    def spans(self) -> tuple[Span, ...]:
+        """All spans."""
+        return (self.span, *self.more)
 
 
 def load_columns(loader: WeightLoader, parts: Sequence[ColumnPart], num_inputs: int) -> Linear:
     """One product for several matrices that share their input; outputs lie side by side."""
     for part in parts:
         loader.check(f"{part.name}.weight", (part.size, num_inputs))
-    weight = loader.zeros(sum(part.room for part in parts), num_inputs)
+    weight = loader.zeros(sum(part.room * len(part.spans) for part in parts), num_inputs)
     bias = loader.zeros(weight.shape[0]) if any(part.has_bias for part in parts) else None
     start = 0
     for part in parts:
-        end = start + part.span[1] - part.span[0]
         shape = (part.size, num_inputs)
-        loader.fill(weight[start:end], f"{part.name}.weight", shape, part.span)
+        loader.fill_pieces(f"{part.name}.weight", shape, _pieces(weight, start, part))
         if bias is not None and part.has_bias:
-            loader.fill(bias[start:end], f"{part.name}.bias", (part.size,), part.span)
-        start += part.room
+            loader.fill_pieces(f"{part.name}.bias", shape[:1], _pieces(bias, start, part))
+        start += part.room * len(part.spans)
     return Linear.of(weight, bias)
+
+
+def _pieces(target: torch.Tensor, start: int, part: ColumnPart) -> list[Piece]:
+    """Where the spans of a part go, from output `start` on."""
+    places = range(start, start + part.room * len(part.spans), part.room)
+    return [
+        Piece(target[place : place + end - first], (first, end))
+        for place, (first, end) in zip(places, part.spans, strict=True)
+    ]
 
 
 def load_rows(

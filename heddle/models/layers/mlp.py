@@ -1,12 +1,13 @@
-"""The gated feed-forward block: `down(silu(gate(x)) * up(x))`."""
+"""The gated feed-forward block: `down(act(gate(x)) * up(x))`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import torch
-from torch.nn import functional
 
+from heddle.attention.base import StepOps
+from heddle.models.layers.activation import Activation, gated_silu
 from heddle.models.layers.linear import ColumnPart, Linear, load_columns, load_rows
 from heddle.models.layers.shard import Shard
 from heddle.models.weights.loader import WeightLoader
@@ -19,16 +20,11 @@ class MLP:
     gate_up: Linear
     """Gate outputs, then up outputs."""
     down: Linear
+    activation: Activation = gated_silu
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """`[M, E]` -> this rank's part of the sum, `[M, E]`."""
-        return self.down(gated(self.gate_up(x)))
-
-
-def gated(gate_up: torch.Tensor) -> torch.Tensor:
-    """`[M, 2i]` -> `silu(first half) * second half`, `[M, i]`."""
-    gate, up = gate_up.chunk(2, dim=-1)
-    return functional.silu(gate).mul_(up)
+    def __call__(self, x: torch.Tensor, _ops: StepOps | None = None) -> torch.Tensor:
+        """`[M, E]` -> this rank's part of the sum, `[M, E]`; nothing is asked of the step."""
+        return self.down(self.activation(self.gate_up(x)))
 
 
 def load_mlp(
@@ -39,6 +35,7 @@ def load_mlp(
     inner_size: int,
     *,
     has_bias: bool = False,
+    activation: Activation = gated_silu,
 ) -> MLP:
     """Load a rank's share of the block called `name`."""
     span = shard.cut(inner_size)
@@ -52,4 +49,5 @@ def load_mlp(
         down=load_rows(
             loader, shard, f"{name}.down_proj", hidden_size, inner_size, span, has_bias=has_bias
         ),
+        activation=activation,
     )

@@ -16,11 +16,36 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
 from heddle.config.model import RopeConfig
 from heddle.models.scale import attention_factor
+
+
+class Turn(Protocol):
+    """What a layer does with positions: turns rows by them, or not at all."""
+
+    @property
+    def positions(self) -> torch.Tensor:
+        """`[M]` int64, for whatever else depends on them."""
+        ...
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """`[M, heads, D]` -> the same shape."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class NoRotation:
+    """Rows of a layer without rotary embedding stay as they are."""
+
+    positions: torch.Tensor
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """`x` itself."""
+        return x
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,18 +55,22 @@ class Rotation:
     cos: torch.Tensor
     sin: torch.Tensor
     interleaved: bool
+    positions: torch.Tensor
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Turn rows.
 
         Args:
-            x: `[M, heads, D]`; pairs are (j, j + D/2), or (2j, 2j + 1) when interleaved.
+            x: `[M, heads, D]`, or wider: elements past the first D stay as they are. Pairs are
+                (j, j + D/2), or (2j, 2j + 1) when interleaved.
 
         Returns:
-            `[M, heads, D]`, contiguous, pairs where they were.
+            The shape of `x`, contiguous, pairs where they were.
         """
         out = torch.empty_like(x, memory_format=torch.contiguous_format)
-        (x1, x2), (y1, y2) = self._pairs(x), self._pairs(out)
+        width = 2 * self.cos.shape[-1]
+        out[..., width:] = x[..., width:]
+        (x1, x2), (y1, y2) = self._pairs(x[..., :width]), self._pairs(out[..., :width])
         torch.mul(x1, self.cos, out=y1).addcmul_(x2, self.sin, value=-1)
         torch.mul(x2, self.cos, out=y2).addcmul_(x1, self.sin)
         return out
@@ -77,7 +106,10 @@ class Rotary:
         angles = positions.to(self._angle_dtype)[:, None] * self._frequencies
         cos, sin = angles.cos() * self._factor, angles.sin() * self._factor
         return Rotation(
-            cos.to(self._dtype)[:, None], sin.to(self._dtype)[:, None], self._interleaved
+            cos.to(self._dtype)[:, None],
+            sin.to(self._dtype)[:, None],
+            self._interleaved,
+            positions,
         )
 
 
@@ -124,10 +156,9 @@ def _llama3(config: RopeConfig, plain: torch.Tensor) -> torch.Tensor:
     """Waves below `window / high` stay, those above `window / low` stretch, blended in between."""
     window = _original_window(config)
     waves = 2 * math.pi / plain
-    span = config.high_freq_factor - config.low_freq_factor
-    share = (
-        window / waves - config.low_freq_factor
-    ) / span  # 0 at the long end, 1 at the short one
+    # Equal factors leave nothing in between to blend.
+    span = (config.high_freq_factor - config.low_freq_factor) or 1.0
+    share = (window / waves - config.low_freq_factor) / span  # 0 at the long end, 1 at the short
     blend = (1 - share) * plain / config.factor + share * plain
     is_long = waves > window / config.low_freq_factor
     is_short = waves < window / config.high_freq_factor

@@ -105,8 +105,15 @@ class GgufSource:
         stored = self._stored.get(name)
         return str(self._path) if stored is None else f"{self._path} (there {stored})"
 
-    def read(self, name: str, rows: Span | None = None, cols: Span | None = None) -> torch.Tensor:
+    def read(
+        self,
+        name: str,
+        rows: Span | None = None,
+        cols: Span | None = None,
+        depth: Span | None = None,
+    ) -> torch.Tensor:
         """A slice of a tensor, as float32; see `WeightSource.read`."""
+        assert depth is None, "nothing beyond matrices is read from these files"
         tensor = self._tensors[self._stored[name]]
         start, end = rows or (0, tensor.shape[0])
         if self._paired_head_dim is None or not _ROTARY_PATTERN.fullmatch(name):

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -21,7 +22,22 @@ Progress = Callable[[int, int], None]
 """Called with (tensors loaded, tensors in all)."""
 
 # Constants that some writers store although they follow from the configuration.
-_DERIVED = (r".*\.rotary_emb\.inv_freq", r"rope_freqs\.weight")
+_DERIVED = (
+    r".*\.rotary_emb\.inv_freq",
+    r"rope_freqs\.weight",
+    r".*\.self_attn\.(slope_rate|query_decay|key_decay|diagonal_decay)",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A slice of a checkpoint tensor, and where it goes."""
+
+    target: torch.Tensor
+    rows: Span | None = None
+    cols: Span | None = None
+    depth: Span | None = None
+    """Ranges of the first, second and third dimension; None: all."""
 
 
 class WeightLoader:
@@ -96,12 +112,27 @@ class WeightLoader:
         cols: Span | None = None,
     ) -> None:
         """As `load`, into a part of an existing parameter."""
+        self.fill_pieces(name, shape, [Piece(target, rows, cols)])
+
+    def fill_pieces(self, name: str, shape: tuple[int, ...], pieces: Sequence[Piece]) -> None:
+        """As `fill`, with several slices of one tensor."""
         self.check(name, shape)
-        target.copy_(self._source.read(name, rows, cols))
+        for piece in pieces:
+            piece.target.copy_(self._source.read(name, piece.rows, piece.cols, piece.depth))
         self._pending.discard(name)
         self._loaded.add(name)
         if self._progress is not None:
             self._progress(len(self._loaded), self._total)
+
+    def leave(self, prefix: str) -> None:
+        """Leave tensors alone whose names start so: they are the model's, and another rank's."""
+        self._pending = {name for name in self._pending if not name.startswith(prefix)}
+        self._total = len(self._pending) + len(self._loaded)
+
+    def leave_tensors(self, names: Iterable[str]) -> None:
+        """As `leave`, for tensors by name."""
+        self._pending.difference_update(names)
+        self._total = len(self._pending) + len(self._loaded)
 
     def finish(self) -> None:
         """Check that the file holds nothing else.

@@ -43,17 +43,24 @@ class SafetensorsSource:
         """The shard that holds a tensor, else the index or the folder."""
         return str(self._paths.get(name, self._folder))
 
-    def read(self, name: str, rows: Span | None = None, cols: Span | None = None) -> torch.Tensor:
+    def read(
+        self,
+        name: str,
+        rows: Span | None = None,
+        cols: Span | None = None,
+        depth: Span | None = None,
+    ) -> torch.Tensor:
         """A slice of a tensor, in the stored dtype; see `WeightSource.read`."""
         part = self._slice(name)
         if (dtype := part.get_dtype()) not in _DTYPES:
             raise UnsupportedError(
                 f"{self._paths[name]}: {name} is stored as {dtype}; known: {', '.join(_DTYPES)}"
             )
-        start, end = rows or (0, part.get_shape()[0])
-        tensor: torch.Tensor = (
-            part[start:end] if cols is None else part[start:end, cols[0] : cols[1]]
-        )
+        spans = (rows, cols, depth)
+        index = [
+            slice(*(span or (0, size))) for size, span in zip(part.get_shape(), spans, strict=False)
+        ]
+        tensor: torch.Tensor = part[tuple(index)]
         return tensor
 
     def _slice(self, name: str) -> Any:

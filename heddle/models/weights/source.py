@@ -34,17 +34,24 @@ class WeightSource(Protocol):
         """The file that holds a tensor, or that should; for messages."""
         ...
 
-    def read(self, name: str, rows: Span | None = None, cols: Span | None = None) -> torch.Tensor:
+    def read(
+        self,
+        name: str,
+        rows: Span | None = None,
+        cols: Span | None = None,
+        depth: Span | None = None,
+    ) -> torch.Tensor:
         """A slice of a tensor.
 
         Args:
             name: one of `names()`.
             rows: range of the first dimension; None: all.
-            cols: range of the second dimension; None: all. Only for matrices.
+            cols: range of the second dimension, if there is one; None: all.
+            depth: range of the third dimension, if there is one; None: all.
 
         Returns:
-            `[rows, cols]` or `[rows]` on the CPU, in the stored dtype, float32 when stored in
-            quantised form. Only the bytes needed are read from disk.
+            `[rows, cols, depth]`, `[rows, cols]` or `[rows]` on the CPU, in the stored dtype,
+            float32 when stored in quantised form. Only the bytes needed are read from disk.
 
         Raises:
             ModelFileError: the file is damaged.

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
 
-from heddle.models.layers.norm import RMSNorm
+from heddle.models.layers.norm import RMSNorm, plain_norm
 
 
 @pytest.mark.parametrize(
@@ -37,3 +38,24 @@ def test_rows_of_zeros_stay_zeros() -> None:
     norm = RMSNorm(torch.ones(4), 1e-6)
     assert torch.equal(norm(torch.zeros(3, 4)), torch.zeros(3, 4))
     assert norm(torch.zeros(0, 4)).shape == (0, 4)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_wider_weight_rounds_once_as_gemma_does(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(1)
+    theirs = Gemma2RMSNorm(12, eps=0.25)
+    with torch.no_grad():
+        theirs.weight.normal_(generator=generator)
+    x = (5 * torch.randn(40, 12, generator=generator)).to(dtype)
+    ours = RMSNorm(theirs.weight.detach() + 1, 0.25)(x)
+    assert ours.dtype == dtype
+    with torch.no_grad():
+        assert torch.equal(ours, theirs(x))
+
+
+def test_the_plain_norm_leaves_its_input_alone() -> None:
+    x = torch.randn(5, 2, 12, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    before = x.clone()
+    root = ((x**2).sum(-1, keepdim=True) / 12 + 0.25).sqrt()
+    assert (plain_norm(x, 0.25) - x / root).abs().max() < 1e-14
+    assert torch.equal(x, before)

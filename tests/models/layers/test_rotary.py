@@ -15,7 +15,7 @@ from transformers.models.llama import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
 from heddle.config.model import RopeConfig
-from heddle.models.layers.rotary import Rotary, frequencies
+from heddle.models.layers.rotary import NoRotation, Rotary, frequencies
 
 CPU = torch.device("cpu")
 WIDTH = 32
@@ -62,6 +62,14 @@ KINDS = {
         "factor": 8.0,
         "low_freq_factor": 1.0,
         "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 512,
+    },
+    "llama3-nothing-between": {
+        "rope_theta": 500000.0,
+        "rope_type": "llama3",
+        "factor": 16.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 1.0,
         "original_max_position_embeddings": 512,
     },
 }
@@ -148,3 +156,19 @@ def test_frequencies_follow_the_compute_dtype() -> None:
     assert frequencies(RopeConfig(), 8, torch.float64).dtype == torch.float64
     expected = torch.tensor([1.0, 0.1, 0.01, 0.001], dtype=torch.float64)
     assert (frequencies(RopeConfig(), 8, torch.float64) - expected).abs().max() < 1e-15
+
+
+def test_positions_travel_with_the_turn_and_no_rotation_is_none() -> None:
+    assert torch.equal(Rotary(RopeConfig(), 8, torch.float32, CPU).at(FAR).positions, FAR)
+    x = rows(2)
+    assert torch.equal(NoRotation(FAR)(x), x)
+    assert torch.equal(NoRotation(FAR).positions, FAR)
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_elements_past_the_width_stay(interleaved: bool) -> None:
+    turn = Rotary(RopeConfig(interleaved=interleaved), WIDTH // 4, torch.float64, CPU).at(FAR)
+    x = rows(2).double()
+    found = turn(x)
+    assert torch.equal(found[..., WIDTH // 4 :], x[..., WIDTH // 4 :])
+    assert torch.equal(found[..., : WIDTH // 4], turn(x[..., : WIDTH // 4]))

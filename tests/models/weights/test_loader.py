@@ -7,7 +7,7 @@ import torch
 
 from heddle.errors import ModelFileError
 from heddle.models.layers.linear import ColumnPart, load_columns
-from heddle.models.weights.loader import WeightLoader
+from heddle.models.weights.loader import Piece, WeightLoader
 from tests.support.checkpoints import CPU, DictSource
 
 MATRIX = torch.arange(12.0).view(3, 4)
@@ -75,3 +75,35 @@ def test_a_size_that_the_file_denies_takes_no_memory() -> None:
     part = ColumnPart("m", 10**18, (0, 10**18), 10**18, False)
     with pytest.raises(ModelFileError, match=r"m\.weight has shape"):
         load_columns(loader({"m.weight": MATRIX}), [part], 10**18)
+
+
+def test_pieces_of_one_tensor_fill_several_places_and_count_once() -> None:
+    tensor = torch.arange(24.0).view(2, 3, 4)
+    seen: list[tuple[int, int]] = []
+    source = WeightLoader(
+        DictSource({"t": tensor}), torch.float64, CPU, progress=lambda *counts: seen.append(counts)
+    )
+    first, second = source.zeros(2, 3, 1), source.zeros(1, 2, 2)
+    pieces = [Piece(first, depth=(1, 2)), Piece(second, (1, 2), (0, 2), (2, 4))]
+    source.fill_pieces("t", (2, 3, 4), pieces)
+    assert first[..., 0].tolist() == [[1, 5, 9], [13, 17, 21]]
+    assert second.tolist() == [[[14, 15], [18, 19]]]
+    assert seen == [(1, 1)]
+    source.finish()
+
+
+def test_what_another_rank_holds_is_left_and_not_counted() -> None:
+    seen: list[tuple[int, int]] = []
+    names = ("model.layers.1.a", "model.layers.1.b", "model.layers.10.a")
+    source = WeightLoader(
+        DictSource(dict.fromkeys(names, MATRIX)),
+        torch.float32,
+        CPU,
+        progress=lambda *counts: seen.append(counts),
+    )
+    source.leave("model.layers.1.")
+    with pytest.raises(ModelFileError, match=r"model\.layers\.10\.a is not part"):
+        source.finish()
+    source.load("model.layers.10.a", (3, 4))
+    source.finish()
+    assert seen == [(1, 1)]

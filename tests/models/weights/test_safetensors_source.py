@@ -92,3 +92,12 @@ def test_a_narrow_type_is_refused(tmp_path: Path) -> None:
     save_file({"a": MATRIX.to(torch.float8_e4m3fn)}, tmp_path / "model.safetensors")
     with pytest.raises(UnsupportedError, match=r"a is stored as F8_E4M3; known: F64, F32"):
         SafetensorsSource(tmp_path).read("a")
+
+
+def test_three_dimensions_are_cut_in_each(tmp_path: Path) -> None:
+    cube = torch.arange(60.0).view(3, 4, 5)
+    save_file({"a": cube}, tmp_path / "model.safetensors")
+    source = SafetensorsSource(tmp_path)
+    assert torch.equal(source.read("a", (1, 3), (0, 2), (2, 5)), cube[1:3, :2, 2:5])
+    assert torch.equal(source.read("a", depth=(1, 2)), cube[..., 1:2])
+    assert torch.equal(source.read("a", cols=(1, 2)), cube[:, 1:2])

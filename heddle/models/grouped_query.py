@@ -1,0 +1,153 @@
+"""The projections around grouped-query attention, with the options that families choose among.
+
+    query, key, value = split(x @ W + b)
+    query, key        = norm?(query, key), turned by position, plain norm?
+    query             = query * temperature(position)?
+    out               = attention(query, key, value, sinks?) @ W_o + b_o
+
+Legend: `M` rows, `h` query-head lanes that this rank projects, `Ks` kv heads of its slice, `D` head
+width, `E` hidden size.
+
+Source: Llama 3 (arXiv 2407.21783), Qwen3 (arXiv 2505.09388), Gemma 3 (arXiv 2503.19786), the
+gpt-oss and Llama 4 model code; temperature, arXiv 2501.19399.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from heddle.attention.base import StepOps
+from heddle.config.model import TemperatureConfig
+from heddle.models.base import BuildContext
+from heddle.models.decoder import LoadNorm, load_rms_norm
+from heddle.models.layers.linear import ColumnPart, Linear, load_columns, load_rows
+from heddle.models.layers.norm import RMSNorm, plain_norm
+from heddle.models.layers.rotary import Turn
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedQueryAttention:
+    """Projections of one layer. Query, key and value come from one product."""
+
+    layer: int
+    query_key_value: Linear
+    output: Linear
+    head_norm: RMSNorm | None
+    num_lanes: int
+    num_own_heads: int
+    num_kv_heads: int
+    head_dim: int
+    plain_norm_eps: float | None = None
+    """Of the norm behind the rotation; None: there is none."""
+    temperature: TemperatureConfig | None = None
+    sinks: torch.Tensor | None = None  # [h]
+
+    def __call__(self, x: torch.Tensor, rotation: Turn, ops: StepOps) -> torch.Tensor:
+        """`[M, E]` -> this rank's part of the sum, `[M, E]`."""
+        rotated = self.num_lanes + self.num_kv_heads
+        heads = self.query_key_value(x).view(len(x), rotated + self.num_kv_heads, self.head_dim)
+        turned, value = self._turn(heads[:, :rotated], rotation), heads[:, rotated:]
+        query, key = turned[:, : self.num_lanes], turned[:, self.num_lanes :]
+        if self.temperature is not None:
+            query = query * query_factors(self.temperature, rotation.positions, x.dtype)
+        mixed = ops.gqa(self.layer, query, key, value, self.sinks)
+        return self.output(mixed[:, : self.num_own_heads].flatten(1))
+
+    def _turn(self, heads: torch.Tensor, rotation: Turn) -> torch.Tensor:
+        """Norm, rotation, norm of query and key heads, as far as this layer has them."""
+        if self.head_norm is not None:
+            heads = self.head_norm(heads)
+        turned = rotation(heads)
+        return turned if self.plain_norm_eps is None else plain_norm(turned, self.plain_norm_eps)
+
+
+def query_factors(
+    config: TemperatureConfig, positions: torch.Tensor, dtype: torch.dtype
+) -> torch.Tensor:
+    """`[M]` positions -> `[M, 1, 1]` factors of the queries there, in float32 or wider."""
+    wide = torch.promote_types(dtype, torch.float32)
+    steps = ((positions + 1).to(wide) / config.floor).floor()
+    return (steps.log1p() * config.scale + 1.0).to(dtype)[:, None, None]
+
+
+def load_grouped_query(
+    context: BuildContext, layer: int, name: str, load_norm: LoadNorm | None = None
+) -> GroupedQueryAttention:
+    """Load the block called `name`; its options are in the configuration.
+
+    Args:
+        context: model, place and loader.
+        layer: index of the layer.
+        name: of the block's tensors.
+        load_norm: of the head norms; None: `load_rms_norm`.
+    """
+    config = context.config
+    (first, last), (first_kv, last_kv) = context.query_range, context.kv_range
+    width, num_kv_heads = config.head_dim, last_kv - first_kv
+    is_rotated = config.kind_of(layer).rope != "none"
+    return GroupedQueryAttention(
+        layer=layer,
+        query_key_value=_load_query_key_value(context, name),
+        output=load_rows(
+            context.loader,
+            context.shard,
+            f"{name}.o_proj",
+            config.hidden_size,
+            config.num_query_heads * width,
+            (first * width, last * width),
+            has_bias=config.output_bias,
+        ),
+        head_norm=_load_head_norm(context, name, load_norm) if config.qk_norm else None,
+        num_lanes=context.num_projected_lanes,
+        num_own_heads=last - first,
+        num_kv_heads=num_kv_heads,
+        head_dim=width,
+        plain_norm_eps=config.rms_norm_eps if config.qk_l2_norm and is_rotated else None,
+        temperature=None if is_rotated else config.temperature,
+        sinks=_load_sinks(context, name) if config.has_sinks else None,
+    )
+
+
+def _load_query_key_value(context: BuildContext, name: str) -> Linear:
+    config, width = context.config, context.config.head_dim
+    first_kv, last_kv = context.kv_range
+
+    own, *more = context.projected_ranges
+    spans = [(first * width, last * width) for first, last in more]
+
+    def part(side: str, num_heads: int, start: int, end: int, room: int) -> ColumnPart:
+        span = (start * width, end * width)
+        return ColumnPart(
+            f"{name}.{side}_proj", num_heads * width, span, room * width, config.qkv_bias
+        )
+
+    parts = [
+        replace(part("q", config.num_query_heads, *own, context.heads.lanes), more=tuple(spans)),
+        part("k", config.num_kv_heads, first_kv, last_kv, last_kv - first_kv),
+        part("v", config.num_kv_heads, first_kv, last_kv, last_kv - first_kv),
+    ]
+    return load_columns(context.loader, parts, config.hidden_size)
+
+
+def _load_head_norm(context: BuildContext, name: str, load_norm: LoadNorm | None) -> RMSNorm:
+    """One norm for the fused heads: the query weight per lane, then the key weight per kv head."""
+    first_kv, last_kv = context.kv_range
+    load = load_norm or load_rms_norm(context)
+    query, key = (load(f"{name}.{side}_norm", context.config.head_dim) for side in ("q", "k"))
+    rows = [
+        query.weight.expand(context.num_projected_lanes, -1),
+        key.weight.expand(last_kv - first_kv, -1),
+    ]
+    return RMSNorm(torch.cat(rows), query.eps)
+
+
+def _load_sinks(context: BuildContext, name: str) -> torch.Tensor:
+    """`[h]`: logits of own heads; pad lanes have zeros, which nobody reads."""
+    first, last = context.query_range
+    shape = (context.config.num_query_heads,)
+    context.loader.check(f"{name}.sinks", shape)
+    sinks = context.loader.zeros(context.heads.lanes)
+    context.loader.fill(sinks[: last - first], f"{name}.sinks", shape, (first, last))
+    return sinks
