@@ -9,6 +9,7 @@ import typing
 from typing import Any
 
 from heddle.config import CacheConfig, EngineConfig, ParallelConfig, SchedulerConfig
+from heddle.config.speculative import speculative_config
 from heddle.errors import ConfigError
 
 _SECTIONS: dict[str, type] = {
@@ -24,6 +25,7 @@ _COMMAND_LINE_NAMES = {
     "step_timeout": "step_timeout_seconds",
     "startup_timeout": "startup_timeout_seconds",
     "cpu_distributed_timeout_seconds": "group_timeout_seconds",
+    "speculative_config": "speculative",
 }
 
 
@@ -32,8 +34,8 @@ _KINDS: dict[object, tuple[str, tuple[type, ...]]] = {
     float: ("a number", (int, float)),
     bool: ("true or false", (bool,)),
 }
-"""Field type -> what a message calls it, and the types of values that fit. Words are judged by
-whoever knows the legal ones."""
+"""Field type -> what a message calls it, and the types of values that fit. Words that a field does
+not list are judged by whoever knows the legal ones."""
 
 
 def engine_config(model: str | os.PathLike[str], **arguments: Any) -> EngineConfig:
@@ -45,7 +47,7 @@ def engine_config(model: str | os.PathLike[str], **arguments: Any) -> EngineConf
             flag with underscores.
     Raises:
         TypeError: an unknown name, with the nearest known one; or one setting given twice.
-        ConfigError: a value of the wrong type.
+        ConfigError: a value of the wrong type, or a word that its field does not list.
     """
     path = os.fspath(model) if isinstance(model, os.PathLike) else model
     if not isinstance(path, str):
@@ -66,10 +68,12 @@ def engine_config(model: str | os.PathLike[str], **arguments: Any) -> EngineConf
         kind = _SECTIONS.get(places[name], EngineConfig)
         _check_type(given, value, typing.get_type_hints(kind)[name])
         section_arguments[name] = value
+    own_arguments = sorted_arguments[""]
+    own_arguments["speculative"] = speculative_config(own_arguments.get("speculative"))
     return EngineConfig(
         model=path,
         **{section: kind(**sorted_arguments[section]) for section, kind in _SECTIONS.items()},
-        **sorted_arguments[""],
+        **own_arguments,
     )
 
 
@@ -78,6 +82,8 @@ def _check_type(name: str, value: object, hint: object) -> None:
     members = typing.get_args(hint) or (hint,)
     if value is None and type(None) in members:
         return
+    if typing.get_origin(hint) is typing.Literal and value not in members:
+        raise ConfigError(f"{name}={value!r} is not legal; legal here: {', '.join(members)}")
     for member in members:
         if member in _KINDS and type(value) not in _KINDS[member][1]:
             raise ConfigError(f"{name}={value!r} is not legal; it is {_KINDS[member][0]}")

@@ -13,6 +13,8 @@ _NAMES = (
     "preemptions",
     "prompt_tokens",
     "generation_tokens",
+    "drafts",
+    "accepted",
     "prefix_cache_queries",
     "prefix_cache_hits",
     "requests_stop",
@@ -35,10 +37,13 @@ class Counters:
         self._totals["preemptions"] += len(scheduled.preempted)
 
     def count_request(self, state: RequestState) -> None:
-        """A request has ended. Prefix counts are in tokens, as looked up by its first answer."""
+        """A request has ended. Prefix counts are in tokens, as looked up by its first answer;
+        `accepted` counts those `drafts` that were right."""
         self._totals["prompt_tokens"] += len(state.prompt_token_ids)
         self._totals["prefix_cache_queries"] += len(state.prompt_token_ids)
         self._totals["prefix_cache_hits"] += state.sequences[0].num_cached_tokens
+        self._totals["drafts"] += state.metrics.num_drafts
+        self._totals["accepted"] += state.metrics.num_accepted_drafts
         for answer in state.answers:
             self._totals["generation_tokens"] += len(answer.token_ids)
             self._totals[f"requests_{answer.finish_reason}"] += 1

@@ -1,20 +1,22 @@
 """The loop in the middle: choose, send, account, tell.
 
-    add --> scheduler.schedule --> build_batch --> plan (digest) --> executor.execute
-                 ^                                                        |
-                 +------------- scheduler.update <--- tokens -------------+
-                                      |
-                                text and stop strings --> RequestOutput
+    add --> a replica --begin_step--> executor.submit ... executor.collect --end_step--> tokens
+                                                                                           |
+                                            RequestOutput <-- text and stop strings <------+
 
 The driver owns requests and text; ranks own tensors. It decides everything once, and ranks learn of
 it in the next step.
+
+A replica has as many steps under way as its pipeline has stages. Replicas advance by themselves, so
+that a slow one holds up no other; only where experts are dealt over all of them (`lockstep`) does
+each round take one step of every replica, an empty one where nothing can run.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -24,20 +26,16 @@ from heddle.engine.answer import Answer, create_assembler
 from heddle.engine.counters import Counters
 from heddle.engine.executors.base import Executor
 from heddle.engine.inputs import PromptInput, bad_word_ids, check_params, prompt_ids
+from heddle.engine.lockstep import moves_in_lockstep
 from heddle.engine.outputs import RequestMetrics, RequestOutput
+from heddle.engine.replica import Replica, StepOutcome, choose_replica
 from heddle.engine.request_state import RequestState
 from heddle.engine.tokenizer import Tokenizer
 from heddle.errors import RankFailed, RequestError
-from heddle.kvcache.keys import CacheIdentity
-from heddle.kvcache.manager import KVCacheManager
 from heddle.runner.draw import request_seed
-from heddle.scheduler.batch import ScheduledBatch, ScheduledPart
+from heddle.scheduler.batch import ScheduledPart
 from heddle.scheduler.request import Request
-from heddle.scheduler.scheduler import Scheduler
-from heddle.step.agree import check_coverage
-from heddle.step.batch import SampledToken
-from heddle.step.build import BadWordIds, build_batch
-from heddle.step.plan import plan
+from heddle.step.batch import GlobalBatch, SampledToken
 from heddle.step.topology import Topology
 
 
@@ -66,15 +64,18 @@ class Driver:
         self._executor = executor
         self._clock = clock
         self._topology = Topology.from_resolved(resolved)
-        self._cache = _create_cache(resolved, self._topology)
-        self._scheduler = Scheduler(resolved.scheduler, self._cache)
+        self.replicas = tuple(
+            Replica(index, resolved, self._topology)
+            for index in range(resolved.parallel.data_parallel_size)
+        )
+        self._in_lockstep = moves_in_lockstep(resolved)
+        self._num_stages = resolved.parallel.pipeline_parallel_size
         self._eos_token_ids = _eos_token_ids(resolved, tokenizer)
         self._states: dict[str, RequestState] = {}
         self._places: dict[int, _Place] = {}
-        self._bad_words: dict[int, BadWordIds] = {}
         self._num_requests = 0
         self._num_sequences = 0
-        self._num_steps = 0
+        self._num_rounds = 0
         self._failure: BaseException | None = None
 
     @property
@@ -85,12 +86,12 @@ class Driver:
     @property
     def num_running(self) -> int:
         """Sequences that hold blocks."""
-        return self._scheduler.num_running
+        return sum(replica.scheduler.num_running for replica in self.replicas)
 
     @property
     def num_waiting(self) -> int:
         """Sequences that wait for a seat or for blocks."""
-        return self._scheduler.num_waiting
+        return sum(replica.scheduler.num_waiting for replica in self.replicas)
 
     def add(
         self,
@@ -126,7 +127,7 @@ class Driver:
         )
         if params.stop and self.tokenizer is None:
             raise RequestError("stop strings need a tokenizer, and this model has none")
-        room = self._scheduler.resolve_room(len(ids), params.max_tokens)
+        room = self.replicas[0].scheduler.resolve_room(len(ids), params.max_tokens)
         request_id = str(self._num_requests)
         sequences = self._create_sequences(prompt, ids, params, room, teacher, return_logits)
         state = RequestState(
@@ -147,39 +148,67 @@ class Driver:
                 for sequence in sequences
             ],
         )
+        replica = choose_replica(self.replicas, ids, prompt.cache_salt)
         for sequence, answer in zip(sequences, state.answers, strict=True):
-            self._scheduler.add(sequence)
-            self._places[sequence.request_id] = _Place(state, answer)
-            if bad_words:
-                self._bad_words[sequence.request_id] = bad_words
+            replica.admit(sequence, bad_words)
+            self._places[sequence.request_id] = _Place(state, answer, replica)
         self._states[request_id] = state
         self._num_requests += 1
         return request_id
 
     def step(self) -> list[RequestOutput]:
-        """Run one step and tell what is new, request by request.
+        """Run one round and tell what is new, request by request.
+
+        All replicas get as many steps as they have room for; then one step ends: of the replica
+        that is done first.
 
         Raises:
-            RankFailed, PlanMismatch: the step failed, and with it the engine: every later step and
+            RankFailed, PlanMismatch: a step failed, and with it the engine: every later step and
                 every new request is refused.
         """
         self._check_alive()
         try:
-            return self._run_step()
+            return self._run_round()
         except BaseException as failure:  # an interrupted step leaves ranks and queues half-way
             self._failure = failure
             raise
 
-    def _run_step(self) -> list[RequestOutput]:
-        scheduled = self._scheduler.schedule()
-        if scheduled is None:
+    def _run_round(self) -> list[RequestOutput]:
+        self._fill_pipelines()
+        if not self._is_busy():
             return []
-        sampled = self._execute(scheduled)
-        failed = self._with_siblings(_failed_ids(scheduled, sampled))
-        tokens = {request_id: found.token_id for request_id, found in sampled.items()}
-        self._scheduler.update(scheduled, tokens, failed)
-        self.counters.count_step(scheduled)
-        touched = self._apply(scheduled, sampled, failed)
+        outputs = self._end_step(self.replicas[self._executor.first_done()])
+        while not self._states and self._is_busy():  # nobody waits for these; leave ranks idle
+            self._end_step(self.replicas[self._executor.first_done()])
+        return outputs
+
+    def _is_busy(self) -> bool:
+        return any(replica.num_under_way for replica in self.replicas)
+
+    def _fill_pipelines(self) -> None:
+        """Begin steps until nothing more can run, or every place is taken."""
+        while steps := self._begin_round():
+            self._executor.submit(steps)
+            self._num_rounds += 1
+
+    def _begin_round(self) -> dict[int, tuple[GlobalBatch, int]]:
+        """At most one step of each replica; none if nothing can run."""
+        number = self._num_rounds
+        ready = [r for r in self.replicas if r.num_under_way < self._num_stages]
+        if self._in_lockstep and len(ready) < len(self.replicas):
+            return {}
+        begun = {r.index: step for r in ready if (step := r.begin_step(number)) is not None}
+        if begun and self._in_lockstep:
+            for replica in self.replicas:
+                if replica.index not in begun:
+                    begun[replica.index] = replica.begin_empty_step(number)
+        return begun
+
+    def _end_step(self, replica: Replica) -> list[RequestOutput]:
+        outcome = replica.end_step(self._executor.collect(replica.index), self._siblings_of)
+        self.counters.count_step(outcome.scheduled)
+        touched = self._apply(outcome)
+        replica.after_step(outcome.scheduled)
         return [output for state in touched if (output := self._tell(state)) is not None]
 
     def abort(self, request_id: str) -> RequestOutput | None:
@@ -195,7 +224,8 @@ class Driver:
 
     def reset_prefix_cache(self) -> None:
         """Forget all cached prefixes; running requests keep their blocks."""
-        self._cache.reset_prefix_cache()
+        for replica in self.replicas:
+            replica.cache.reset_prefix_cache()
 
     def audit(self) -> None:
         """Check that blocks and queues agree; for tests.
@@ -203,7 +233,8 @@ class Driver:
         Raises:
             AssertionError: names what is wrong.
         """
-        self._scheduler.audit()
+        for replica in self.replicas:
+            replica.scheduler.audit()
 
     def _check_alive(self) -> None:
         if self._failure is not None:
@@ -231,7 +262,7 @@ class Driver:
                 # All choices share the prompt, so its log-probabilities are computed once.
                 params=params if choice == 0 else dataclasses.replace(params, prompt_logprobs=None),
                 max_output_tokens=room,
-                kv_layout=self._topology.kv_layout(),
+                kv_layout=self.replicas[0].cache.layout,
                 seed=seed % 2**64,
                 choice=choice,
                 eos_token_ids=self._eos_token_ids,
@@ -243,62 +274,59 @@ class Driver:
             for choice in range(params.n)
         ]
 
-    def _execute(self, scheduled: ScheduledBatch) -> dict[int, SampledToken]:
-        batch = build_batch(
-            scheduled, self._topology, epoch=0, step=self._num_steps, bad_words=self._bad_words
-        )
-        self._num_steps += 1
-        step_plan = plan(batch, self._topology)
-        replies = self._executor.execute(batch, step_plan.digest)
-        check_coverage(replies, step_plan, self._topology.mesh)
-        return {found.request_id: found for reply in replies for found in reply.sampled}
+    def _siblings_of(self, request_id: int) -> set[int]:
+        """Ids of all choices of a sequence's request; they end together."""
+        place = self._places.get(request_id)
+        if place is None:
+            return {request_id}
+        return {sequence.request_id for sequence in place.state.sequences}
 
-    def _with_siblings(self, failed: set[int]) -> set[int]:
-        """All choices of the failed requests: they end together and share a prompt, so the blocks
-        of none of them may be found again."""
-        return {
-            sequence.request_id
-            for request_id in failed
-            for sequence in self._places[request_id].state.sequences
-        }
-
-    def _apply(
-        self,
-        scheduled: ScheduledBatch,
-        sampled: Mapping[int, SampledToken],
-        failed: set[int],
-    ) -> list[RequestState]:
+    def _apply(self, outcome: StepOutcome) -> list[RequestState]:
         """Put the results into answers; the requests that have news, in batch order."""
         touched: dict[str, RequestState] = {}
-        for part in scheduled.parts:
+        for part in outcome.scheduled.parts:
             place = self._places.get(part.request.request_id)
             if place is None:
-                continue  # another choice of its request has failed
-            found = sampled.get(part.request.request_id)
-            if part.request.request_id in failed:
+                continue  # it was aborted, or another choice of its request has failed
+            has_failed = part.request.request_id in outcome.failed
+            self._take(part, place, outcome.sampled.get(part.request.request_id, []))
+            if has_failed and place.answer.finish_reason is None:
                 self._fail(place.state)
             else:
-                if found is not None:
-                    self._take(part, place, found)
-                self._close_answer(part.request, place.answer)
-            if part.request.request_id in failed or part.samples:
+                self._close_answer(part.request, place)
+            if has_failed or part.samples:
                 touched[place.state.request_id] = place.state
         return list(touched.values())
 
-    def _take(self, part: ScheduledPart, place: _Place, found: SampledToken) -> None:
-        request = part.request
-        place.state.add_prompt_logprobs(
-            part.num_computed_tokens + 1, found.prompt_logprobs, self.tokenizer
-        )
-        if found.token_id is None or request.max_output_tokens == 0:
-            return  # a part of a prompt, or a request for no token at all
-        place.state.note_token(self._clock())
-        stop = place.answer.add(found, request.finish_reason, request.stop_reason)
-        if stop is not None:
-            self._scheduler.finish(request.request_id, "stop", stop)
+    def _take(self, part: ScheduledPart, place: _Place, found: Sequence[SampledToken]) -> None:
+        """Add the tokens of a step to an answer, one by one: each of them may end it."""
+        if found:
+            place.state.add_prompt_logprobs(
+                part.num_computed_tokens + 1, found[0].prompt_logprobs, self.tokenizer
+            )
+        if part.num_drafts:
+            place.state.note_drafts(part.num_drafts, len(found))
+        request, answer = part.request, place.answer
+        # The scheduler kept none for a part of a prompt, and none after one that ends the request.
+        kept = len(request.output_token_ids) - len(answer.token_ids)
+        is_bad = bool(found) and not found[-1].finite
+        if is_bad:
+            kept = len(found) - 1  # tokens before the bad row are good, as if each had its own step
+        for place_of_token, entry in enumerate(found[:kept], start=1):
+            place.state.note_token(self._clock())
+            is_last = place_of_token == kept and not is_bad  # it is the bad row that ends it
+            stop = answer.add(
+                entry,
+                request.finish_reason if is_last else None,
+                request.stop_reason if is_last else None,
+            )
+            if stop is not None:
+                place.replica.finish(request, "stop", stop)
+                return
 
-    def _close_answer(self, request: Request, answer: Answer) -> None:
+    def _close_answer(self, request: Request, place: _Place) -> None:
         """Let go of a sequence that has ended."""
+        answer = place.answer
         if answer.finish_reason is None and request.finish_reason is not None:
             answer.cut_short(request.finish_reason)  # no token was asked for, so none ended it
         if answer.finish_reason is not None:
@@ -306,9 +334,8 @@ class Driver:
 
     def _fail(self, state: RequestState) -> None:
         state.error = RequestError(
-            f"request {state.request_id}: the model gave no usable numbers in step "
-            f"{self._num_steps - 1} (NaN or inf in the logits, or no permitted token); the blocks "
-            "of the request are wiped",
+            f"request {state.request_id}: the model gave no usable numbers (NaN or inf in the "
+            "logits, or no permitted token); the blocks of the request are wiped",
             "generation_failed",
         )
         self._end_open_answers(state, "error")
@@ -318,13 +345,14 @@ class Driver:
     ) -> None:
         for sequence, answer in zip(state.sequences, state.answers, strict=True):
             if answer.finish_reason is None:
-                self._scheduler.finish(sequence.request_id, reason, None)
+                self._places[sequence.request_id].replica.finish(sequence, reason, None)
                 answer.cut_short(reason)
                 self._forget(sequence)
 
     def _forget(self, sequence: Request) -> None:
-        self._places.pop(sequence.request_id, None)
-        self._bad_words.pop(sequence.request_id, None)
+        place = self._places.pop(sequence.request_id, None)
+        if place is not None:
+            place.replica.forget(sequence)
 
     def _tell(self, state: RequestState) -> RequestOutput | None:
         if state.is_finished:
@@ -340,6 +368,7 @@ class _Place:
 
     state: RequestState
     answer: Answer
+    replica: Replica
 
 
 def _eos_token_ids(resolved: ResolvedConfig, tokenizer: Tokenizer | None) -> tuple[int, ...]:
@@ -351,33 +380,3 @@ def _eos_token_ids(resolved: ResolvedConfig, tokenizer: Tokenizer | None) -> tup
     if tokenizer is not None and tokenizer.eos_token_id is not None:
         ids.append(tokenizer.eos_token_id)
     return tuple(dict.fromkeys(id_ for id_ in ids if id_ < resolved.model.vocab_size))
-
-
-def _create_cache(resolved: ResolvedConfig, topology: Topology) -> KVCacheManager:
-    return KVCacheManager(
-        num_blocks=resolved.num_blocks,
-        layout=topology.kv_layout(),
-        identity=CacheIdentity(
-            model=resolved.model_path,
-            kv_cache_dtype=resolved.kv_cache_dtype,
-            layout_fingerprint=topology.fingerprint(),
-        ),
-        enable_prefix_caching=resolved.cache.enable_prefix_caching,
-    )
-
-
-def _failed_ids(scheduled: ScheduledBatch, sampled: Mapping[int, SampledToken]) -> set[int]:
-    """Requests with bad numbers in the drawn row, or in rows of prompt log-probabilities."""
-    failed = {request_id for request_id, found in sampled.items() if not found.finite}
-    for part in scheduled.parts:
-        found = sampled.get(part.request.request_id)
-        if _num_logprob_rows(part) and (found is None or not found.prompt_logprobs):
-            failed.add(part.request.request_id)
-    return failed
-
-
-def _num_logprob_rows(part: ScheduledPart) -> int:
-    if part.request.params.prompt_logprobs is None:
-        return 0
-    last = part.request.num_prompt_tokens - 1
-    return max(0, min(part.num_scheduled_tokens, last - part.num_computed_tokens))

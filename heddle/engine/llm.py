@@ -43,6 +43,8 @@ class LLM:
         tensor_parallel_size: int = 1,
         prefill_context_parallel_size: int = 1,
         decode_context_parallel_size: int = 1,
+        pipeline_parallel_size: int = 1,
+        data_parallel_size: int = 1,
         max_model_len: int | None = None,
         seed: int = 0,
         **engine_args: Any,
@@ -54,6 +56,8 @@ class LLM:
             tensor_parallel_size: ranks over heads; multiplies the world.
             prefill_context_parallel_size: ranks over new rows; multiplies the world.
             decode_context_parallel_size: ranks over stored KV; adds none.
+            pipeline_parallel_size: stages of layers; multiplies the world.
+            data_parallel_size: replicas that share the requests; multiplies the world.
             max_model_len: window in tokens; None: the model's.
             seed: of requests that name none.
             engine_args: every other setting, by the name of its flag with underscores.
@@ -68,6 +72,8 @@ class LLM:
                 tensor_parallel_size=tensor_parallel_size,
                 prefill_context_parallel_size=prefill_context_parallel_size,
                 decode_context_parallel_size=decode_context_parallel_size,
+                pipeline_parallel_size=pipeline_parallel_size,
+                data_parallel_size=data_parallel_size,
                 max_model_len=max_model_len,
                 seed=seed,
                 **engine_args,

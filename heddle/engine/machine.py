@@ -1,4 +1,6 @@
-"""A configuration meets this machine: the model is found, free memory and cores are measured."""
+"""A configuration meets this machine: the model is found, free memory and cores are measured, and
+what calls and arithmetic cost here is looked up.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,7 @@ import psutil
 
 from heddle.config.engine import EngineConfig, ResolvedConfig
 from heddle.engine.executors.launch_info import LaunchInfo
+from heddle.engine.measured_costs import choose_costs
 from heddle.layout.resolve import resolve
 from heddle.models.config_json import load_model_config
 from heddle.models.sources import resolve_model_path
@@ -27,14 +30,16 @@ def resolve_here(config: EngineConfig, launch: LaunchInfo | None = None) -> Reso
     if launch is not None and config.executor == "auto":
         config = dataclasses.replace(config, executor="torchrun")
     path = str(resolve_model_path(config.model))
-    return resolve(
-        config,
+    costs, why = choose_costs(config.link_costs)
+    resolved = resolve(
+        dataclasses.replace(config, link_costs=costs),
         load_model_config(path),
         free_memory_bytes=int(psutil.virtual_memory().available),
         num_cores=len(os.sched_getaffinity(0)),
         ranks_on_host=None if launch is None else launch.local_world_size,
         model_path=path,
     )
+    return dataclasses.replace(resolved, reasons=(*resolved.reasons, why))
 
 
 def serve_launched_rank(config: EngineConfig, launch: LaunchInfo) -> None:

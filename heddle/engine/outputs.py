@@ -25,13 +25,21 @@ PositionLogprobs = dict[int, Logprob]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestMetrics:
-    """Times on the monotonic clock, in seconds."""
+    """Times on the monotonic clock, in seconds, and counts over all choices together."""
 
     arrival_time: float
     first_token_time: float | None = None
     finished_time: float | None = None
     num_preemptions: int = 0
-    """Of all choices together."""
+    num_drafts: int = 0
+    """Guessed tokens that were checked."""
+    num_accepted_drafts: int = 0
+    """Of these the right ones; each saved a step."""
+
+    @property
+    def draft_acceptance(self) -> float | None:
+        """Share of the drafts that were right; None where none was made."""
+        return self.num_accepted_drafts / self.num_drafts if self.num_drafts else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -56,6 +56,19 @@ class RequestState:
         if self.metrics.first_token_time is None:
             self.metrics = dataclasses.replace(self.metrics, first_token_time=now)
 
+    def note_drafts(self, num_drafts: int, num_rows: int) -> None:
+        """A step has checked drafts of one of the answers.
+
+        Args:
+            num_drafts: guesses among its rows, >= 0.
+            num_rows: rows that were drawn from, one more than it accepted; 0 if none was.
+        """
+        self.metrics = dataclasses.replace(
+            self.metrics,
+            num_drafts=self.metrics.num_drafts + num_drafts,
+            num_accepted_drafts=self.metrics.num_accepted_drafts + max(0, num_rows - 1),
+        )
+
     def note_finished(self, now: float) -> None:
         """The last answer has ended."""
         self.metrics = dataclasses.replace(

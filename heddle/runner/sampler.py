@@ -35,6 +35,29 @@ class Drawn(NamedTuple):
     """The raw row, little-endian in its own dtype, when asked for."""
 
 
+class RowSampler:
+    """Draws from rows one by one, as they are needed; what all rows share is computed once.
+
+    Args:
+        logits: `[R, vocabulary]`, any floating dtype, any device; not modified.
+    """
+
+    def __init__(self, logits: torch.Tensor) -> None:
+        self._logits = logits
+        has_rows = logits.shape[0] > 0
+        self._finite: list[bool] = finite_rows(logits).tolist() if has_rows else []
+        self._best = _first_maxima(logits) if has_rows else []
+
+    def draw(self, row: int, spec: SampleSpec) -> Drawn:
+        """Choose the token of a row.
+
+        Returns:
+            For a row with NaN or inf, or without any permitted token, `finite=False` and no token:
+            that request fails and the others go on.
+        """
+        return _sample_row(self._logits[row], spec, self._finite[row], self._best[row])
+
+
 def sample(logits: torch.Tensor, specs: Sequence[SampleSpec]) -> list[Drawn]:
     """Choose one token per row.
 
@@ -42,18 +65,12 @@ def sample(logits: torch.Tensor, specs: Sequence[SampleSpec]) -> list[Drawn]:
         logits: `[R, vocabulary]`, any floating dtype, any device; not modified.
         specs: how to choose, R of them.
     Returns:
-        One result per row, in order. A row with NaN or inf, or without any permitted token, has
-        `finite=False` and no token: that request fails and the others go on.
+        One result per row, in order; see `RowSampler.draw`.
     """
     if len(specs) != logits.shape[0]:
         raise ValueError(f"{len(specs)} specs for {logits.shape[0]} rows of logits")
-    if not specs:
-        return []
-    finite = finite_rows(logits).tolist()
-    best = _first_maxima(logits)
-    return [
-        _sample_row(logits[row], spec, finite[row], best[row]) for row, spec in enumerate(specs)
-    ]
+    sampler = RowSampler(logits)
+    return [sampler.draw(row, spec) for row, spec in enumerate(specs)]
 
 
 def _first_maxima(logits: torch.Tensor) -> list[int]:

@@ -3,25 +3,30 @@
     GlobalBatch --plan--> StepPlan --localize--> RankStep --model--> hidden rows --restore--> logits
     --sample--> reply
 
+The stages of a pipeline hand hidden rows on, each rank to the one at its place of the next stage;
+the last one restores their order and samples.
+
 Ranks hold no request state, so any of them can be replaced.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
 from heddle.attention.backends import create_backend
 from heddle.attention.backends.base import AttentionBackend
+from heddle.attention.recurrent.store import StateStore
 from heddle.attention.resources import AttentionResources
 from heddle.attention.step_attention import RankAttention
 from heddle.attention.storage import KVStore
 from heddle.comm.base import RankGroups, World
 from heddle.config.engine import ResolvedConfig
 from heddle.errors import PlanMismatch, UnsupportedError
-from heddle.layout.mesh import GROUP_KINDS
+from heddle.layout.mesh import GROUP_KINDS, GroupKind
+from heddle.models.layers.expert_group import ExpertGroup, ExpertLoad
 from heddle.models.registry import create_model
 from heddle.models.weights.open import open_weights
 from heddle.runner.guard import ScheduleGuard, guard_groups
@@ -55,6 +60,7 @@ class RankWorker:
         self.dtype: torch.dtype = getattr(torch, resolved.dtype)
         self.device = torch.device("cpu")
         backend = self._create_backend(resolved)
+        self.experts = _create_experts(self.topology, self.groups)
         self.model = create_model(
             resolved.model,
             self.topology.heads,
@@ -64,10 +70,14 @@ class RankWorker:
             self.device,
             self.groups.tp,
             on_progress,
+            stage=(self.coord.pp, self.topology.mesh.pp_size),
+            experts=self.experts,
+            replicates_queries=self.topology.replicates_queries,
         )
         self.store = self._create_store(resolved)
+        self.states = self._create_states(resolved)
         self.resources = AttentionResources(
-            self.topology, self.store, self.groups, backend, self.coord.tp
+            self.topology, self.store, self.groups, backend, self.coord.tp, self.states
         )
 
     def _create_backend(self, resolved: ResolvedConfig) -> AttentionBackend:
@@ -86,9 +96,9 @@ class RankWorker:
         return backend
 
     def _create_store(self, resolved: ResolvedConfig) -> KVStore:
-        heads = self.topology.heads
+        heads, topology = self.topology.heads, self.topology
         return KVStore(
-            num_layers=resolved.model.num_layers,
+            tensor_of_layer=topology.tensor_of_layer(topology.stage_layers(self.global_rank)),
             num_blocks=resolved.num_blocks,
             block_size=resolved.cache.block_size,
             num_heads=heads.num_stored_kv_heads(self.topology.mesh.slice_of(self.coord.tp)),
@@ -97,10 +107,29 @@ class RankWorker:
             device=self.device,
         )
 
+    def _create_states(self, resolved: ResolvedConfig) -> StateStore | None:
+        layout = self.topology.recurrent_layout
+        layers = self.topology.recurrent_layers(self.topology.stage_layers(self.global_rank))
+        if layout is None or not layers:
+            return None
+        return StateStore(
+            layout,
+            self.coord.tp,
+            layers=layers,
+            num_slots=resolved.num_state_slots,
+            dtype=self.dtype,
+            device=self.device,
+        )
+
     @property
     def is_deciding(self) -> bool:
-        """True on the one rank that chooses tokens."""
-        return self.coord.pcp == 0 and self.coord.tp == 0
+        """True on the one rank of a replica that chooses tokens."""
+        return self.is_last_stage and self.coord.pcp == 0 and self.coord.tp == 0
+
+    @property
+    def is_last_stage(self) -> bool:
+        """This rank holds the last layers."""
+        return self.topology.mesh.is_last_stage(self.global_rank)
 
     def execute(self, batch: GlobalBatch, digest: int, deadline: float | None = None) -> RankReply:
         """Run one step.
@@ -123,35 +152,56 @@ class RankWorker:
             self.groups.of(kind).set_deadline(deadline)
         step = localize(step_plan, self.topology, self.global_rank)
         with torch.inference_mode():
-            sampled = self._run(step)
+            attention = RankAttention(step, self.resources)
+            sampled = self._run(step, attention)
         return RankReply(
             epoch=batch.epoch,
             step=batch.step,
             digest=step_plan.digest,
-            coverage=step.coverage,
+            coverage=attention.coverage,
             sampled=sampled,
             seconds=time.monotonic() - started,
         )
 
-    def _run(self, step: RankStep) -> tuple[SampledToken, ...]:
-        self._prepare_blocks(step.plan.batch, step.dcp_rank)
+    def _run(self, step: RankStep, attention: RankAttention) -> tuple[SampledToken, ...]:
+        self._prepare_blocks(step.plan.batch)
         self.guard.begin(collective_schedule(step.plan, self.topology, self.global_rank))
         hidden = self.model.forward(
             torch.tensor(step.token_ids),
             torch.tensor(step.positions),
-            RankAttention(step, self.resources),
+            attention,
+            self._receive_hidden(step),
         )
+        if not self.is_last_stage:
+            self.groups.pp.send(hidden, self.coord.pp + 1)
+            self.guard.finish()
+            return ()
         logits = self._logits(step.plan, hidden)
         self.guard.finish()
         if logits is None or not self.is_deciding:
             return ()
         return collect_samples(step.plan.batch, logits)
 
-    def _prepare_blocks(self, batch: GlobalBatch, dcp_rank: int) -> None:
-        """Wipe, then copy on write, before anything is written."""
+    def _receive_hidden(self, step: RankStep) -> torch.Tensor | None:
+        """`[M, E]` from the stage before; None on the first."""
+        if self.coord.pp == 0:
+            return None
+        shape = (len(step.token_ids), self.topology.model.hidden_size)
+        return self.groups.pp.receive(shape, self.dtype, self.coord.pp - 1)
+
+    def _prepare_blocks(self, batch: GlobalBatch) -> None:
+        """Wipe, copy on write, take and resume snapshots, before anything is written."""
+        if self.states is not None:
+            self.states.copy(batch.state_copies)
         self.store.wipe(batch.wiped_blocks)
-        layouts = [self.topology.kv_layout(copy.start_rank) for copy in batch.copies]
-        self.store.copy_blocks(batch.copies, layouts, dcp_rank)
+        places = [
+            (
+                self.topology.kv_layout(copy.group, copy.start_rank),
+                self.topology.group_position(copy.group, self.global_rank),
+            )
+            for copy in batch.copies
+        ]
+        self.store.copy_blocks(batch.copies, places)
 
     def _logits(self, step_plan: StepPlan, hidden: torch.Tensor) -> torch.Tensor | None:
         """`[rows that feed sampling, vocabulary]` on PCP rank 0, in batch order; None elsewhere.
@@ -172,5 +222,20 @@ class RankWorker:
 
 def _form_groups(topology: Topology, world: World) -> RankGroups:
     """Form every group, in the same order on every rank."""
-    members = {kind: world.group(kind, topology.mesh.groups(kind)) for kind in GROUP_KINDS}
+    members = {kind: world.group(kind, _members(topology, kind)) for kind in GROUP_KINDS}
     return RankGroups(**members)
+
+
+def _create_experts(topology: Topology, groups: RankGroups) -> ExpertGroup | None:
+    """Among whom experts are dealt; a group of one holds them all and deals nothing."""
+    moe = topology.model.moe
+    if moe is None or groups.ep.world_size == 1:
+        return None
+    return ExpertGroup(groups.ep, groups.pcp, ExpertLoad(moe.num_experts))
+
+
+def _members(topology: Topology, kind: GroupKind) -> Sequence[Sequence[int]]:
+    """The groups of a kind; experts are dealt out only when asked for."""
+    if kind == "ep" and not topology.has_expert_parallel:
+        return [(rank,) for rank in range(topology.mesh.world_size)]
+    return topology.mesh.groups(kind)

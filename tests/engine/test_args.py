@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from heddle.config import EngineConfig
+from heddle.config import EngineConfig, SpeculativeConfig
 from heddle.engine.args import engine_config
 from heddle.errors import ConfigError
 
@@ -86,3 +86,26 @@ def test_a_model_is_a_name_or_a_path() -> None:
     for model in (None, 3, b"x"):
         with pytest.raises(ConfigError, match="a name or a path"):
             engine_config(model)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "given", [{"num_speculative_tokens": 3}, SpeculativeConfig(num_speculative_tokens=3)]
+)
+def test_drafts_are_asked_for_by_a_mapping_or_the_class(given: object) -> None:
+    expected = SpeculativeConfig(num_speculative_tokens=3)
+    assert engine_config("m", speculative_config=given).speculative == expected
+    assert engine_config("m", speculative_config=None).speculative is None
+
+
+def test_a_word_that_a_field_does_not_list_is_refused_with_the_words_that_it_lists() -> None:
+    with pytest.raises(ConfigError, match=r"'all' is not legal; legal here: auto, copy, whole$"):
+        engine_config("m", decode_row_sharding="all")
+    assert engine_config("m", decode_row_sharding="whole").parallel.decode_row_sharding == "whole"
+
+
+def test_every_axis_and_exchange_is_a_setting() -> None:
+    parallel = engine_config(
+        "m", enable_expert_parallel=True, cp_start_rank_rotation=True, cp_lanes=4
+    ).parallel
+    assert (parallel.enable_expert_parallel, parallel.cp_start_rank_rotation) == (True, True)
+    assert parallel.cp_lanes == 4

@@ -463,8 +463,8 @@ def test_failed_rank_ends_the_engine() -> None:
 
 def test_rows_stored_twice_stop_the_step() -> None:
     class Doubling(FakeExecutor):
-        def execute(self, batch: Any, digest: int) -> Any:
-            replies = super().execute(batch, digest)
+        def collect(self, replica: int) -> Any:
+            replies = super().collect(replica)
             return (replies[0], replies[0])
 
     parallel = ParallelConfig(prefill_context_parallel_size=2, decode_context_parallel_size=2)

@@ -85,13 +85,13 @@ def test_a_start_keeps_the_class_of_what_the_caller_can_mend() -> None:
 @pytest.mark.parametrize(
     ("reply", "words"),
     [
-        (RankReply(epoch=1, step=4, digest=9, coverage=0), "rank 1 answered with epoch 1"),
-        (RankReply(epoch=0, step=5, digest=9, coverage=0), "rank 1 answered with step 5"),
-        (RankReply(epoch=0, step=4, digest=8, coverage=0), "rank 1 answered with digest 8"),
+        (RankReply(epoch=1, step=4, digest=9, coverage=(0,)), "rank 1 answered with epoch 1"),
+        (RankReply(epoch=0, step=5, digest=9, coverage=(0,)), "rank 1 answered with step 5"),
+        (RankReply(epoch=0, step=4, digest=8, coverage=(0,)), "rank 1 answered with digest 8"),
     ],
 )
 def test_replies_that_differ_in_any_word_are_refused(reply: RankReply, words: str) -> None:
-    good = RankReply(epoch=0, step=4, digest=9, coverage=0)
+    good = RankReply(epoch=0, step=4, digest=9, coverage=(0,))
     check_agreement(fake_batch(4), 9, [good, good])
     with pytest.raises(PlanMismatch, match=words):
         check_agreement(fake_batch(4), 9, [good, reply])

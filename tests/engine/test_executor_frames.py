@@ -44,7 +44,7 @@ FROM_RANK = [
             epoch=0,
             step=3,
             digest=2**64 - 1,
-            coverage=2**63,
+            coverage=(2**63,),
             sampled=(SampledToken(request_id=1, token_id=5, logits=b"\x00\xff"),),
         )
     ),

@@ -45,7 +45,7 @@ def test_replies_come_in_order_of_rank() -> None:
     # Rank 0 answers last.
     with threads(fake_config({"0:1+": "sleep 0.2"}, tp=2, pcp=2)) as executor:
         replies = executor.execute(fake_batch(1), 99)
-        assert [reply.coverage for reply in replies] == [0, 1, 2, 3]
+        assert [reply.coverage for reply in replies] == [(0,), (1,), (2,), (3,)]
         assert replies[0].sampled[0].token_id == 1 + 2 + 3 + 4
         assert [worker.rank for worker in executor.workers] == [0, 1, 2, 3]  # type: ignore[attr-defined]
 

@@ -81,7 +81,7 @@ def test_replies_come_in_order_of_rank_from_processes_that_persist(create: Any) 
         assert len(set(pids)) == 4
         for step in range(3):
             replies = executor.execute(fake_batch(step), 2**64 - 1)
-            assert [reply.coverage for reply in replies] == [0, 1, 2, 3]
+            assert [reply.coverage for reply in replies] == [(0,), (1,), (2,), (3,)]
             assert replies[0].sampled[0].token_id == 4 * step + 6
         assert executor.pids == pids
     assert not any(map(is_alive, pids))

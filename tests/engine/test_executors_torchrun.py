@@ -28,7 +28,7 @@ from heddle.errors import HeddleError
 from tests.support.fake_worker import FAKE, fake_batch, fake_config
 
 launch = LaunchInfo.from_environment(os.environ)
-resolved = fake_config({script!r}, tp=2, executor="torchrun")
+resolved = fake_config({script!r}, executor="torchrun", **{layout!r})
 if launch.rank:
     try:
         serve_rank(resolved, launch, worker=FAKE)
@@ -45,19 +45,29 @@ for step in range(4):
     try:
         started = time.monotonic()
         replies = executor.execute(fake_batch(step), 2**63)
-        steps.append([replies[0].sampled[0].token_id, [reply.coverage for reply in replies]])
+        (token,) = [token for reply in replies for token in reply.sampled]
+        steps.append([token.token_id, [reply.coverage for reply in replies]])
     except HeddleError as error:
         facts |= {{"error": str(error), "seconds": time.monotonic() - started}}
         break
+{middle}
 print(json.dumps(facts), flush=True)
 {end}
 """
 
 
-def run_under_torchrun(tmp_path: Path, script: dict[str, str], end: str) -> tuple[int, Any, Any]:
+def run_under_torchrun(
+    tmp_path: Path,
+    script: dict[str, str],
+    end: str,
+    *,
+    middle: str = "",
+    layout: dict[str, int] | None = None,
+) -> tuple[int, Any, Any]:
     """Exit status, and what ranks 0 and 1 printed."""
     program = tmp_path / "program.py"
-    program.write_text(PROGRAM.format(root=str(ROOT), script=script, end=end))
+    fields = {"script": script, "middle": middle, "end": end, "layout": layout or {"tp": 2}}
+    program.write_text(PROGRAM.format(root=str(ROOT), **fields))
     torchrun = Path(sys.executable).with_name("torchrun")
     done = subprocess.run(
         [torchrun, "--standalone", "--nproc-per-node", "2", program],
@@ -76,8 +86,44 @@ def test_launched_ranks_run_steps_and_leave_with_the_driver(tmp_path: Path) -> N
     # The program ends without closing its executor.
     status, rank0, rank1 = run_under_torchrun(tmp_path, {}, "")
     assert status == 0
-    assert rank0 == {"steps": [[2 * step + 1, [0, 1]] for step in range(4)]}
+    assert rank0 == {"steps": [[2 * step + 1, [[0], [1]]] for step in range(4)]}
     assert rank1 == "served"
+
+
+SEVERAL = """
+executor.submit({0: (fake_batch(7), 1), 1: (fake_batch(9), 1)})
+executor.submit({1: (fake_batch(10), 1)})
+facts["order"] = []
+for _ in range(3):
+    replica = executor.first_done()
+    replies = executor.collect(replica)
+    facts["order"].append([replica, [[reply.step, *reply.coverage] for reply in replies]])
+"""
+
+
+@pytest.mark.dist
+def test_launched_replicas_have_queues_of_their_own(tmp_path: Path) -> None:
+    status, rank0, rank1 = run_under_torchrun(tmp_path, {}, "", middle=SEVERAL, layout={"dp": 2})
+    assert status == 0
+    assert rank0["order"] == [[0, [[7, 0]]], [1, [[9, 1]]], [1, [[10, 1]]]]
+    assert rank1 == "served"
+
+
+@pytest.mark.dist
+def test_launched_stages_have_two_steps_under_way(tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+    script = {"1:7": f"wait {begun}", "0:9": f"signal {begun}"}
+    status, rank0, _ = run_under_torchrun(
+        tmp_path,
+        script,
+        "",
+        middle=SEVERAL.replace(", 1: (", "}); executor.submit({0: (").replace(
+            "{1: (fake_batch(10)", "{0: (fake_batch(10)"
+        ),
+        layout={"pp": 2},
+    )
+    assert status == 0
+    assert rank0["order"] == [[0, [[step, 0], [step, 1]]] for step in (7, 9, 10)]
 
 
 @pytest.mark.dist
@@ -121,6 +167,10 @@ def test_launch_info_reads_the_launchers_variables() -> None:
         rank=5, world_size=8, local_world_size=4
     )
     assert LaunchInfo.from_environment({"RANK": "5"}) is None
+    environment |= {"MASTER_ADDR": "10.0.0.1", "GLOO_SOCKET_IFNAME": "eth1"}
+    launch = LaunchInfo.from_environment(environment)
+    assert launch is not None
+    assert (launch.master_address, launch.interface) == ("10.0.0.1", "eth1")
 
 
 @pytest.mark.parametrize(

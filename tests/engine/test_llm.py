@@ -309,7 +309,7 @@ def test_message_without_a_role_says_so(llm: LLM) -> None:
 def test_a_second_thread_is_turned_away_and_breaks_nothing(
     llm: LLM, executors: list[FakeExecutor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    execute = executors[0].execute
+    collect = executors[0].collect
     refusals: list[HeddleError] = []
 
     def intrude() -> None:
@@ -317,13 +317,13 @@ def test_a_second_thread_is_turned_away_and_breaks_nothing(
             llm.generate([5], GREEDY)
         refusals.append(refusal.value)
 
-    def execute_beside_an_intruder(*arguments: Any) -> Any:
+    def collect_beside_an_intruder(*arguments: Any) -> Any:
         thread = threading.Thread(target=intrude)
         thread.start()
         thread.join()
-        return execute(*arguments)
+        return collect(*arguments)
 
-    monkeypatch.setattr(executors[0], "execute", execute_beside_an_intruder)
+    monkeypatch.setattr(executors[0], "collect", collect_beside_an_intruder)
     (output,) = llm.generate([3, 4], GREEDY)
     assert output.outputs[0].token_ids == continued([3, 4])
     assert len(refusals) == len(output.outputs[0].token_ids)

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from heddle.config import EngineConfig, ParallelConfig
+from heddle.config.link_costs import LinkCosts
 from heddle.engine.executors.launch_info import LaunchInfo
 from heddle.engine.machine import resolve_here
+from heddle.engine.measured_costs import store_costs
 from heddle.errors import ModelFileError, TopologyError
 from tests.support.tiny import build_tiny
 
@@ -30,6 +32,23 @@ def test_under_a_launcher_the_launched_ranks_are_used(folder: str) -> None:
     config = EngineConfig(model=folder, parallel=ParallelConfig(tensor_parallel_size=2))
     assert resolve_here(config, launch).executor == "torchrun"
     assert resolve_here(config).executor == "processes"
+
+
+def test_constants_measured_here_are_used_and_said(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    resolved = resolve_here(EngineConfig(model=folder))
+    assert resolved.link_costs == LinkCosts()
+    assert "link costs: defaults" in resolved.reasons[-1]
+
+    path = store_costs(LinkCosts(alpha=3e-5))
+    resolved = resolve_here(EngineConfig(model=folder))
+    assert resolved.link_costs == LinkCosts(alpha=3e-5)
+    assert resolved.reasons[-1] == f"link costs: measured here, from {path}"
+
+    resolved = resolve_here(EngineConfig(model=folder, link_costs=LinkCosts(alpha=1.0)))
+    assert (resolved.link_costs.alpha, resolved.reasons[-1]) == (1.0, "link costs: as given")
 
 
 def test_a_refused_layout_and_a_missing_model_are_refused_here(folder: str, tmp_path: Path) -> None:

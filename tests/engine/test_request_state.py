@@ -94,6 +94,21 @@ def test_times_and_preemptions() -> None:
     )
 
 
+def test_drafts_add_up_over_steps_and_answers() -> None:
+    request = state(n=2)
+    assert request.metrics.draft_acceptance is None
+    request.note_drafts(0, 1)
+    assert request.metrics.draft_acceptance is None
+    request.note_drafts(4, 4)
+    request.note_drafts(3, 1)
+    request.note_drafts(1, 0)
+    assert (request.metrics.num_drafts, request.metrics.num_accepted_drafts) == (8, 3)
+    assert request.metrics.draft_acceptance == 3 / 8
+    counters = Counters()
+    counters.count_request(request)
+    assert (counters.totals()["drafts"], counters.totals()["accepted"]) == (8, 3)
+
+
 def test_counters_know_every_name_from_the_start_and_add_up() -> None:
     counters = Counters()
     assert set(counters.totals().values()) == {0}

@@ -12,15 +12,19 @@ GREEDY = SampleSpec(params=SamplingParams(temperature=0.0), seed=0, choice=0, po
 
 
 def request(
-    request_id: int, *, targets: tuple[int, ...] = (), samples: bool = False
+    request_id: int,
+    *,
+    token_ids: tuple[int, ...] = (1, 2, 3),
+    targets: tuple[int, ...] = (),
+    samples: int = 0,
 ) -> ScheduledRequest:
     return ScheduledRequest(
         request_id=request_id,
-        token_ids=(1, 2, 3),
+        token_ids=token_ids,
         num_computed_tokens=0,
-        block_table=(1,),
+        block_tables=((1,),),
         layout_fingerprint=0,
-        sample=GREEDY if samples else None,
+        samples=(GREEDY,) * samples,
         prompt_logprob_targets=targets,
         num_prompt_logprobs=1,
     )
@@ -31,10 +35,10 @@ def test_each_request_reads_its_own_rows() -> None:
         epoch=0,
         step=0,
         requests=(
-            request(1, samples=True),
+            request(1, samples=1),
             request(2, targets=(4, 0)),
             request(3),
-            request(4, targets=(1,), samples=True),
+            request(4, targets=(1,), samples=1),
         ),
     )
     # Row i has its peak at token i.
@@ -53,3 +57,25 @@ def test_each_request_reads_its_own_rows() -> None:
 def test_a_batch_without_rows_gives_nothing() -> None:
     batch = GlobalBatch(epoch=0, step=0, requests=(request(1),))
     assert collect_samples(batch, torch.empty(0, 5)) == ()
+
+
+def test_accepted_drafts_follow_one_another_between_the_rows_of_others() -> None:
+    batch = GlobalBatch(
+        epoch=0,
+        step=0,
+        requests=(
+            request(1, targets=(0, 0), samples=1),  # rows 0 1 2
+            request(2, token_ids=(9, 3, 4, 0), samples=4),  # rows 3 4 5 6; 0 is a wrong draft
+            request(3),
+            request(4, token_ids=(9, 0), samples=2),  # rows 7 8; a wrong draft
+            request(5, token_ids=(9, 4, 9), samples=2),  # rows 9 10; a prompt's row is no draft
+        ),
+    )
+    peaks = [5, 5, 2, 3, 4, 1, 6, 7, 8, 9, 2]
+    logits = torch.nn.functional.one_hot(torch.tensor(peaks), 10) * 9.0
+    logits[6] = torch.nan  # behind the wrong draft
+    found = collect_samples(batch, logits)
+    pairs = [(token.request_id, token.token_id) for token in found]
+    assert pairs == [(1, 2), (2, 3), (2, 4), (2, 1), (4, 7), (5, 9), (5, 2)]
+    assert all(token.finite for token in found)
+    assert [len(token.prompt_logprobs) for token in found] == [2, 0, 0, 0, 0, 0, 0]

@@ -1,7 +1,9 @@
-"""A worker without a model: one collective a step, and faults wherever a test wants them.
+"""A worker without a model: one collective a step among the ranks of its stage, and faults wherever
+a test wants them.
 
 The script travels in `ResolvedConfig.model_path` as JSON, so that it reaches rank processes too:
-`{"1:start": "raise", "0:3": "kill"}` makes rank 1 raise while starting and rank 0 die in step 3.
+`{"1:start": "raise", "0:3": "kill"}` makes rank 1 raise while starting and rank 0 die in step 3;
+`{"0:3": "signal /a", "1:2": "wait /a"}` ends step 2 of rank 1 only once rank 0 has begun step 3.
 """
 
 from __future__ import annotations
@@ -13,10 +15,12 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from heddle.config import CacheConfig, ModelConfig, ParallelConfig, ResolvedConfig, SchedulerConfig
 from heddle.config.model import RopeConfig
+from heddle.engine.executors.failure import mesh_of
 from heddle.errors import ModelFileError
 from heddle.step.batch import GlobalBatch, RankReply, SampledToken, ScheduledRequest
 
@@ -29,6 +33,8 @@ def fake_config(
     tp: int = 1,
     pcp: int = 1,
     dcp: int = 1,
+    pp: int = 1,
+    dp: int = 1,
     **overrides: Any,
 ) -> ResolvedConfig:
     """A resolved configuration whose model is a script of faults."""
@@ -53,6 +59,8 @@ def fake_config(
             tensor_parallel_size=tp,
             prefill_context_parallel_size=pcp,
             decode_context_parallel_size=dcp,
+            pipeline_parallel_size=pp,
+            data_parallel_size=dp,
         ),
         "cache": CacheConfig(),
         "scheduler": SchedulerConfig(),
@@ -77,14 +85,14 @@ def fake_batch(step: int, *, epoch: int = 0, num_rows: int = 2, context: int = 0
         request_id=7,
         token_ids=tuple(range(num_rows)),
         num_computed_tokens=context,
-        block_table=(1,),
+        block_tables=((1,),),
         layout_fingerprint=0,
     )
     return GlobalBatch(epoch=epoch, step=step, requests=(request,))
 
 
 class FakeWorker:
-    """Adds up what all ranks contribute, once per step."""
+    """Adds up what all ranks of its stage contribute, once per step."""
 
     def __init__(
         self,
@@ -96,15 +104,18 @@ class FakeWorker:
         self.rank = global_rank
         self._script: dict[str, str] = json.loads(resolved.model_path)
         self._act("before")
-        ranks = list(range(resolved.parallel.world_size))
-        self._group = world.group("tp", [ranks])
+        parallel = resolved.parallel
+        size = parallel.tensor_parallel_size * parallel.prefill_context_parallel_size
+        starts = range(0, parallel.world_size, size)
+        self._group = world.group("tp", [list(range(start, start + size)) for start in starts])
+        self._is_deciding = mesh_of(parallel).is_last_stage(global_rank) and global_rank % size == 0
         if on_progress is not None:
             on_progress(1, 2)
             on_progress(2, 2)
         self._act("start")
 
     def execute(self, batch: GlobalBatch, digest: int, deadline: float | None) -> RankReply:
-        """Fault if told so, then the collective; token id = sum over ranks of (step + rank)."""
+        """Fault if told so, then the collective; token id = sum over its ranks of (step + rank)."""
         import torch  # not above: programs that only need the names here must load no torch
 
         fault = self._act(str(batch.step))
@@ -116,8 +127,8 @@ class FakeWorker:
             epoch=batch.epoch + (fault == "wrong epoch"),
             step=batch.step + (fault == "wrong step"),
             digest=digest ^ (fault == "wrong digest"),
-            coverage=self.rank,
-            sampled=(token,) if self.rank == 0 else (),
+            coverage=(self.rank,),
+            sampled=(token,) if self._is_deciding else (),
         )
 
     def _act(self, when: str) -> str:
@@ -140,9 +151,21 @@ class FakeWorker:
             sleep_on_purpose(float(argument))
         if name == "spin":
             ctypes.PyDLL(None).sleep(int(argument))  # PyDLL keeps the GIL
+        if name == "signal":
+            Path(argument).touch()
+        if name == "wait":
+            _wait_for(Path(argument))
         if name == "print":
             print(argument, file=sys.stderr, flush=True)
         return fault
+
+
+def _wait_for(path: Path) -> None:
+    give_up = time.monotonic() + 8.0
+    while not path.exists():
+        if time.monotonic() > give_up:
+            raise ValueError(f"nobody gave the signal {path.name}")
+        time.sleep(0.002)
 
 
 def sleep_on_purpose(seconds: float) -> None:

@@ -1,13 +1,19 @@
 """What a driver asks of its ranks, and what an executor asks of one rank.
 
-An executor starts one worker per rank, hands every worker the same `GlobalBatch`, and returns all
-replies or the first cause of their absence. Nothing of a step is returned unless all ranks agree.
+An executor starts one worker per rank. For each step of a replica it hands the same `GlobalBatch`
+to every worker of that replica, and returns all their replies or the first cause of their absence.
+Nothing of a step is returned unless all its ranks agree.
+
+    submit({0: step, 1: step})    returns at once
+    submit({0: next step})        a pipeline begins it while later stages work on the one before
+    first_done() -> 1             whichever replica is quicker
+    collect(1), collect(0), ...   oldest step first
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
@@ -65,18 +71,41 @@ class Executor(Protocol):
         """
         ...
 
-    def execute(self, batch: GlobalBatch, digest: int) -> tuple[RankReply, ...]:
-        """Run one step on all ranks.
+    def submit(self, batches: Mapping[int, tuple[GlobalBatch, int]]) -> None:
+        """Begin one step of each named replica, behind those that it has under way.
 
         Args:
-            batch: the step, the same for every rank.
-            digest: of the driver's plan; a rank that derives another refuses to run.
-        Returns:
-            One reply per rank, in order of global rank; all agree on epoch, step and digest.
+            batches: by replica, the batch for all its ranks and the digest of the driver's plan; a
+                rank that derives another refuses to run. Where replicas move in lockstep, all are
+                named.
         Raises:
-            RankFailed: a rank raised, died or missed its deadline.
+            RankFailed: the executor is not running.
+        """
+        ...
+
+    def first_done(self) -> int:
+        """Wait until the oldest step of some replica is done; of several the one submitted first.
+
+        Raises:
+            RankFailed: a rank of any replica raised, died or missed its deadline.
+        """
+        ...
+
+    def collect(self, replica: int) -> tuple[RankReply, ...]:
+        """Wait for the oldest step of a replica, and end it.
+
+        Returns:
+            One reply per rank of the replica, in order of global rank; all agree on epoch, step and
+            digest.
+        Raises:
+            ValueError: the replica has no step under way.
+            RankFailed: a rank of any replica raised, died or missed its deadline.
             PlanMismatch: ranks disagree about the step.
         """
+        ...
+
+    def execute(self, batch: GlobalBatch, digest: int) -> tuple[RankReply, ...]:
+        """Run one step of replica 0: `submit`, then `collect`."""
         ...
 
     def close(self) -> None:
@@ -109,13 +138,20 @@ def progress_of(rank: int, on_progress: RankProgress | None) -> Callable[[int, i
     return None if on_progress is None else partial(on_progress, rank)
 
 
-def check_agreement(batch: GlobalBatch, digest: int, replies: Sequence[RankReply]) -> None:
+def check_agreement(
+    batch: GlobalBatch, digest: int, replies: Sequence[RankReply], first_rank: int = 0
+) -> None:
     """Raise unless every rank answered this very step with the driver's own digest.
 
+    Args:
+        batch: of the step.
+        digest: the driver's.
+        replies: of one replica, in order of rank.
+        first_rank: global rank of the first reply.
     Raises:
         PlanMismatch: names the first rank and word that differ.
     """
-    for rank, reply in enumerate(replies):
+    for rank, reply in enumerate(replies, start=first_rank):
         for word, found, expected in (
             ("epoch", reply.epoch, batch.epoch),
             ("step", reply.step, batch.step),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
+
 from heddle.config.engine import ResolvedConfig
 from heddle.engine.executors.base import (
     RANK_WORKER,
@@ -11,9 +13,9 @@ from heddle.engine.executors.base import (
     progress_of,
 )
 from heddle.engine.executors.failure import failure_of
+from heddle.engine.executors.ledger import StepUnderWay
 from heddle.engine.executors.lifecycle import ManagedExecutor, RanksFailed
 from heddle.errors import ConfigError
-from heddle.step.batch import GlobalBatch, RankReply
 
 
 class InlineExecutor(ManagedExecutor):
@@ -61,10 +63,14 @@ class InlineExecutor(ManagedExecutor):
         except Exception as error:
             raise RanksFailed([failure_of(0, error)]) from None
 
-    def _run(self, batch: GlobalBatch, digest: int) -> tuple[RankReply, ...]:
+    def _send(self, steps: Mapping[int, StepUnderWay]) -> None:
+        """Nobody else could begin with it."""
+
+    def _await(self, replicas: Collection[int]) -> None:
         assert self._worker is not None  # set by every successful start
+        step = self._ledger.head(self._ledger.oldest(replicas))
         try:
-            return (self._worker.execute(batch, digest, None),)
+            self._ledger.add(0, self._worker.execute(step.batch, step.digest, None))
         except Exception as error:
             raise RanksFailed([failure_of(0, error)]) from None
 

@@ -19,16 +19,21 @@ class LaunchInfo:
     """Processes started, on all hosts."""
     local_world_size: int
     """Processes started on this host."""
+    master_address: str | None = None
+    """Where all ranks meet: a name or an address of global rank 0's host."""
+    interface: str | None = None
+    """Network interface that the user chose for gloo."""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Self | None:
-        """Read `RANK`, `WORLD_SIZE` and `LOCAL_WORLD_SIZE`; None without a launcher.
+        """Read `RANK`, `WORLD_SIZE`, `LOCAL_WORLD_SIZE`, and the optional `MASTER_ADDR` and
+        `GLOO_SOCKET_IFNAME`; None without a launcher.
 
         Raises:
             ConfigError: a value is no number, or the rank lies outside the world.
         Example:
-            >>> LaunchInfo.from_environment({"RANK": "1", "WORLD_SIZE": "2"})
-            LaunchInfo(rank=1, world_size=2, local_world_size=1)
+            >>> LaunchInfo.from_environment({"RANK": "1", "WORLD_SIZE": "2"}).local_world_size
+            1
             >>> LaunchInfo.from_environment({}) is None
             True
         """
@@ -44,7 +49,13 @@ class LaunchInfo:
             raise ConfigError(
                 f"RANK={rank} with WORLD_SIZE={world_size}; a rank is below the number of processes"
             )
-        return cls(rank=rank, world_size=world_size, local_world_size=local_world_size)
+        return cls(
+            rank=rank,
+            world_size=world_size,
+            local_world_size=local_world_size,
+            master_address=environment.get("MASTER_ADDR") or None,
+            interface=environment.get("GLOO_SOCKET_IFNAME") or None,
+        )
 
     def check_world(self, world_size: int) -> None:
         """Raise unless the launcher started as many processes as the layout has ranks.

@@ -1,21 +1,26 @@
 """What all executors share: new, running, closed, and the one way from a failure to closed.
 
-The kinds differ in how ranks come up, run a step and go away; everything about *when* they may is
-here, so that no executor runs a step after a failure or leaves ranks behind an exception.
+The kinds differ in how ranks come up, are told of steps, answer and go away; everything about
+*when* they may is here, so that no executor runs a step after a failure or leaves ranks behind an
+exception.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import TracebackType
-from typing import Literal, NoReturn, Self
+from typing import Literal, NoReturn, Self, TypeVar
 
 from heddle.config.engine import ResolvedConfig
 from heddle.engine.executors.base import check_agreement
-from heddle.engine.executors.failure import Failure, start_error, step_error
+from heddle.engine.executors.failure import Failure, first_cause, mesh_of, start_error, step_error
+from heddle.engine.executors.ledger import StepLedger, StepUnderWay, Submission
+from heddle.engine.lockstep import moves_in_lockstep
 from heddle.errors import HeddleError, RankFailed
 from heddle.step.batch import GlobalBatch, RankReply
+
+_T = TypeVar("_T")
 
 
 class RanksFailed(Exception):
@@ -27,12 +32,18 @@ class RanksFailed(Exception):
 
 
 class ManagedExecutor(ABC):
-    """An executor but for three duties: `_bring_up`, `_run` and `_take_down`."""
+    """An executor but for four duties: `_bring_up`, `_send`, `_await` and `_take_down`."""
 
     def __init__(self, resolved: ResolvedConfig) -> None:
         self._resolved = resolved
         self._state: Literal["new", "running", "closed"] = "new"
         self._cause = ""
+        mesh = mesh_of(resolved.parallel)
+        self._ledger = StepLedger(
+            [mesh.ranks_of_replica(replica) for replica in range(mesh.dp_size)],
+            resolved.step_timeout_seconds,
+            in_lockstep=moves_in_lockstep(resolved),
+        )
 
     @property
     def world_size(self) -> int:
@@ -44,8 +55,14 @@ class ManagedExecutor(ABC):
         """Start all ranks; `RanksFailed` unless all of them are ready."""
 
     @abstractmethod
-    def _run(self, batch: GlobalBatch, digest: int) -> tuple[RankReply, ...]:
-        """Run one step on all ranks; `RanksFailed` unless all of them reply."""
+    def _send(self, steps: Mapping[int, StepUnderWay]) -> None:
+        """Hand steps to the ranks of their replicas, and return at once."""
+
+    @abstractmethod
+    def _await(self, replicas: Collection[int]) -> None:
+        """Put replies into the ledger until the oldest step of one of these replicas is done;
+        `RanksFailed` when a rank of any replica fails, or is late.
+        """
 
     @abstractmethod
     def _take_down(self) -> None:
@@ -64,24 +81,39 @@ class ManagedExecutor(ABC):
             raise
         self._state = "running"
 
-    def execute(self, batch: GlobalBatch, digest: int) -> tuple[RankReply, ...]:
-        """Run one step; see `Executor.execute`."""
+    def submit(self, batches: Mapping[int, Submission]) -> None:
+        """Begin a step of each named replica; see `Executor.submit`."""
         if self._state != "running":
+            numbers = {batch.step for batch, _ in batches.values()}
             raise RankFailed(
                 f"this executor is {'not started' if self._state == 'new' else 'closed'}, step "
-                f"{batch.step} is refused; start a new executor{self._cause}"
+                f"{min(numbers)} is refused; start a new executor{self._cause}"
             )
-        try:
-            replies = self._run(batch, digest)
-            check_agreement(batch, digest, replies)
-        except RanksFailed as failed:
-            self._end(step_error(self._resolved.parallel, failed.failures, batch.epoch, batch.step))
-        except HeddleError as error:
-            self._end(error)
-        except BaseException:  # an interrupted step leaves ranks in the middle of it
-            self.close()
-            raise
+        steps = self._ledger.submit(batches)
+        self._guarded(lambda: self._send(steps))
+
+    def first_done(self) -> int:
+        """Wait for any step; see `Executor.first_done`."""
+        replicas = self._ledger.busy_replicas()
+        self._ledger.oldest(replicas)  # refuses to wait for nothing
+        self._await_oldest(replicas)
+        done = self._ledger.first_done(replicas)
+        assert done is not None  # that is what was awaited
+        return done
+
+    def collect(self, replica: int) -> tuple[RankReply, ...]:
+        """End the oldest step of a replica; see `Executor.collect`."""
+        self._ledger.oldest([replica])
+        self._await_oldest([replica])
+        step, replies = self._ledger.take(replica)
+        first_rank = self._ledger.ranks_of(replica)[0]
+        self._guarded(lambda: check_agreement(step.batch, step.digest, replies, first_rank))
         return replies
+
+    def execute(self, batch: GlobalBatch, digest: int) -> tuple[RankReply, ...]:
+        """Run one step of replica 0; see `Executor.execute`."""
+        self.submit({0: (batch, digest)})
+        return self.collect(0)
 
     def close(self) -> None:
         """End all ranks and free what they held; a second call does nothing."""
@@ -101,6 +133,29 @@ class ManagedExecutor(ABC):
     ) -> None:
         """Close."""
         self.close()
+
+    def _await_oldest(self, replicas: Collection[int]) -> None:
+        if self._ledger.first_done(replicas) is None:
+            self._guarded(lambda: self._await(replicas))
+
+    def _guarded(self, call: Callable[[], _T]) -> _T:
+        """What a call returns; if it raises, this executor is closed."""
+        try:
+            return call()
+        except RanksFailed as failed:
+            self._end(self._step_error(failed.failures))
+        except HeddleError as error:
+            self._end(error)
+        except BaseException:  # an interrupted step leaves ranks in the middle of it
+            self.close()
+            raise
+
+    def _step_error(self, failures: Sequence[Failure]) -> HeddleError:
+        """The error in words of the step that the first cause was in."""
+        cause = first_cause(failures).rank
+        oldest = self._ledger.head(self._ledger.oldest(self._ledger.busy_replicas()))
+        step = self._ledger.step_of(cause) or oldest
+        return step_error(self._resolved.parallel, failures, step.batch.epoch, step.batch.step)
 
     def _end(self, error: HeddleError) -> NoReturn:
         """Close, remember why, and raise."""

@@ -3,11 +3,12 @@
     driver                    rank
     Start  ------------------>   form groups, load weights
            <------------------   Progress ..., then Ready or Failed
-    Step   ------------------>   one step
+    Step   ------------------>   one step, after those before it
            <------------------   Reply or Failed
     Stop   ------------------>   leave
 
-A rank that has sent `Failed` ends. Every message is one frame (`frames`).
+A rank that has sent `Failed` ends. Every message is one frame (`frames`). Launched ranks hear
+`Round` and `Collect` instead of `Step` (`torchrun`).
 """
 
 from __future__ import annotations
@@ -42,7 +43,19 @@ class Step(msgspec.Struct, frozen=True, tag=True):
     batch: GlobalBatch
     digest: int
     seconds: float
-    """Collectives end this long after the message arrived; hosts share no clock."""
+    """Collectives end this long after the rank begins; hosts share no clock."""
+
+
+class Round(msgspec.Struct, frozen=True, tag=True):
+    """Begin a step of each named replica, in the background."""
+
+    steps: dict[int, Step]
+
+
+class Collect(msgspec.Struct, frozen=True, tag=True):
+    """Gather the replies to the oldest step of a replica; the other ranks send nothing."""
+
+    replica: int
 
 
 class Stop(msgspec.Struct, frozen=True, tag=True):
@@ -95,4 +108,5 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
 
 
 ToRank = Start | Step | Stop
+ToSeat = Round | Collect | Stop
 FromRank = Progress | Ready | Reply | Failed

@@ -17,24 +17,26 @@ import signal
 import tempfile
 import time
 import weakref
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Generic, TypeVar
 
 from heddle.config.engine import ResolvedConfig
 from heddle.engine.executors.base import RANK_WORKER, RankProgress
-from heddle.engine.executors.deadline import COLLECTIVE_SHARE, StepDeadline, StepWork
+from heddle.engine.executors.deadline import COLLECTIVE_SHARE
 from heddle.engine.executors.failure import Failure, describe_rank
 from heddle.engine.executors.frames import encode_frame
 from heddle.engine.executors.launcher import RankLauncher
+from heddle.engine.executors.ledger import StepUnderWay
 from heddle.engine.executors.lifecycle import ManagedExecutor, RanksFailed
 from heddle.engine.executors.messages import Failed, FromRank, Progress, Ready, Reply, Start, Step
 from heddle.engine.executors.ranks import Ended, RankProcesses
-from heddle.step.batch import GlobalBatch, RankReply
+from heddle.engine.executors.waiting import Awaited, OldestSteps, Roll, await_answers
+from heddle.step.batch import RankReply
 
 _SETTLE_SECONDS = 0.5
 """After a lost peer: how long its end may take to be seen. It takes about 10 ms."""
 
-_Expected = TypeVar("_Expected", Ready, Reply)
+_T = TypeVar("_T")
 
 
 class ProcessesExecutor(ManagedExecutor):
@@ -60,7 +62,6 @@ class ProcessesExecutor(ManagedExecutor):
         self._factory = worker
         self._on_progress = on_progress
         self._launcher = launcher
-        self._deadline = StepDeadline(resolved.step_timeout_seconds)
         self._ranks: RankProcesses | None = None
         self._end_ranks: Callable[[], object] | None = None
 
@@ -85,81 +86,98 @@ class ProcessesExecutor(ManagedExecutor):
             for rank in range(self.world_size):
                 start = Start(self._resolved, rank, self._factory, folder)
                 ranks.send(rank, encode_frame(start))
-            self._collect(ranks, Ready, deadline, limit)
+            source = _Events(ranks, _ready_of, self._on_progress)
+            _await_or_kill(ranks, source, Roll(self.world_size), deadline, limit)
         ranks.is_idle = True
 
-    def _run(self, batch: GlobalBatch, digest: int) -> tuple[RankReply, ...]:
-        ranks = self._ranks
-        assert ranks is not None  # set by every successful start
-        work = StepWork.of(batch)
-        limit = self._deadline.seconds(work)
-        started = time.monotonic()
-        frame = encode_frame(Step(batch, digest, COLLECTIVE_SHARE * limit))
+    def _send(self, steps: Mapping[int, StepUnderWay]) -> None:
+        ranks = self._running()
         ranks.is_idle = False
-        ranks.set_epoch(batch.epoch)
-        for rank in range(self.world_size):
-            ranks.send(rank, frame)
-        replies = self._collect(ranks, Reply, started + limit, limit)
-        ranks.is_idle = True
-        self._deadline.observe(work, time.monotonic() - started)
-        return tuple(reply.reply for reply in replies)
+        for replica, step in steps.items():
+            ranks.set_epoch(step.batch.epoch)
+            frame = encode_frame(Step(step.batch, step.digest, COLLECTIVE_SHARE * step.seconds))
+            for rank in self._ledger.ranks_of(replica):
+                ranks.send(rank, frame)
+
+    def _await(self, replicas: Collection[int]) -> None:
+        ranks = self._running()
+        late = self._ledger.first_late(replicas)
+        awaited = OldestSteps(self._ledger, replicas)
+        _await_or_kill(ranks, _Events(ranks, _reply_of), awaited, late.deadline, late.seconds)
+
+    def collect(self, replica: int) -> tuple[RankReply, ...]:
+        """End the oldest step of a replica; see `Executor.collect`."""
+        replies = super().collect(replica)
+        self._running().is_idle = self._ledger.is_idle
+        return replies
 
     def _take_down(self) -> None:
         if self._end_ranks is not None:
             self._end_ranks()
         self._ranks = None
 
-    def _collect(
-        self, ranks: RankProcesses, expected: type[_Expected], deadline: float, limit: float
-    ) -> list[_Expected]:
-        """One `expected` message of every rank, in order of rank.
+    def _running(self) -> RankProcesses:
+        assert self._ranks is not None  # set by every successful start
+        return self._ranks
 
-        Raises:
-            RanksFailed: something else came of a rank, or nothing; all ranks are killed by then.
+
+class _Events(Generic[_T]):
+    """What comes of rank processes, as answers of one kind and failures."""
+
+    def __init__(
+        self,
+        ranks: RankProcesses,
+        answer_of: Callable[[FromRank | Ended], _T | None],
+        on_progress: RankProgress | None = None,
+    ) -> None:
+        """Read events.
+
+        Args:
+            ranks: where they come from.
+            answer_of: the answer that an event is; None for any other event.
+            on_progress: told (rank, done, total).
         """
-        answers: dict[int, _Expected] = {}
-        failures: dict[int, Failure] = {}
-        give_up = deadline
-        while len(answers) + len(failures) < self.world_size:
-            remaining = give_up - time.monotonic()
-            if remaining <= 0:
-                break
-            for rank, event in ranks.poll(remaining):
-                if isinstance(event, expected) and rank not in failures:
-                    answers[rank] = event
-                elif isinstance(event, Progress):
-                    self._report(rank, event)
-                elif rank not in failures:  # a rank that has failed ends too; that is no news
-                    answers.pop(rank, None)
-                    failures[rank] = _failure(rank, event)
-                    give_up = min(give_up, time.monotonic() + _patience(failures[rank]))
-        if len(answers) == self.world_size:
-            return [answers[rank] for rank in range(self.world_size)]
-        silent = set(range(self.world_size)) - answers.keys() - failures.keys()
-        found = list(failures.values())
-        if all(failure.is_derived for failure in found):
-            found += _hung(ranks, sorted(silent), limit - max(0.0, deadline - time.monotonic()))
-        ranks.kill()
-        raise RanksFailed(
-            [
-                failure
-                if failure.detail
-                else dataclasses.replace(failure, detail=ranks.last_words(failure.rank))
-                for failure in found
-            ]
-        )
+        self._ranks = ranks
+        self._answer_of = answer_of
+        self._on_progress = on_progress
 
-    def _report(self, rank: int, progress: Progress) -> None:
-        if self._on_progress is not None:
-            self._on_progress(rank, progress.done, progress.total)
+    def poll(self, timeout: float) -> Iterator[tuple[int, _T | Failure]]:
+        """Answers, and whatever else came instead of one."""
+        for rank, event in self._ranks.poll(timeout):
+            answer = self._answer_of(event)
+            if answer is not None:
+                yield rank, answer
+            elif not isinstance(event, Progress):
+                yield rank, _failure(rank, event)
+            elif self._on_progress is not None:
+                self._on_progress(rank, event.done, event.total)
+
+    def patience(self, failure: Failure) -> float:
+        """How long to wait, after a failure, for one that explains it."""
+        if not failure.is_derived:
+            return 0.0
+        # A timeout is explained by a rank that stays silent until the step's own deadline.
+        return float("inf") if failure.is_timeout else _SETTLE_SECONDS
+
+    def hung(self, silent: Sequence[int], waited_seconds: float) -> list[Failure]:
+        """A failure for each rank that neither answered nor ended, with its stacks."""
+        stacks = self._ranks.dump_stacks() if silent else {}
+        return [
+            Failure(
+                rank=rank,
+                text=f"it did not answer within {waited_seconds:.1f} s",
+                detail=stacks.get(rank, "no stacks: the process does not react to signals"),
+            )
+            for rank in silent
+        ]
 
 
-def _patience(failure: Failure) -> float:
-    """How long to wait, after a failure, for one that explains it."""
-    if not failure.is_derived:
-        return 0.0
-    # A timeout is explained by a rank that stays silent until the step's own deadline.
-    return float("inf") if failure.is_timeout else _SETTLE_SECONDS
+def _ready_of(event: FromRank | Ended) -> Ready | None:
+    return event if isinstance(event, Ready) else None
+
+
+def _reply_of(event: FromRank | Ended) -> RankReply | None:
+    return event.reply if isinstance(event, Reply) else None
 
 
 def _failure(rank: int, event: FromRank | Ended) -> Failure:
@@ -181,14 +199,23 @@ def _describe_end(exit_code: int | None) -> str:
     return f"its process was killed by {name}{hint}"
 
 
-def _hung(ranks: RankProcesses, silent: list[int], waited: float) -> list[Failure]:
-    """A failure for each rank that neither answered nor ended, with its stacks."""
-    stacks = ranks.dump_stacks() if silent else {}
-    return [
-        Failure(
-            rank=rank,
-            text=f"it did not answer within {waited:.1f} s",
-            detail=stacks.get(rank, "no stacks: the process does not react to signals"),
-        )
-        for rank in silent
-    ]
+def _await_or_kill(
+    ranks: RankProcesses,
+    source: _Events[_T],
+    awaited: Awaited[_T],
+    deadline: float,
+    limit_seconds: float,
+) -> None:
+    """`await_answers`; when it fails, all ranks are killed, which makes their last words whole."""
+    try:
+        await_answers(source, awaited, deadline, limit_seconds)
+    except RanksFailed as failed:
+        ranks.kill()
+        raise RanksFailed(
+            [
+                failure
+                if failure.detail
+                else dataclasses.replace(failure, detail=ranks.last_words(failure.rank))
+                for failure in failed.failures
+            ]
+        ) from None

@@ -1,7 +1,8 @@
 """Ranks as threads of one process: for laws and demonstrations, never for speed.
 
-Every rank has one persistent thread, because a rank's groups remember which thread they serve. A
-rank that raises aborts the group, so that its peers end too instead of waiting for it.
+Every rank has one persistent thread with a queue of tasks, because a rank's groups remember which
+thread they serve. A rank that raises aborts the group, so that its peers end too instead of waiting
+for it.
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Generic, TypeVar
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from heddle.config.engine import ResolvedConfig
 from heddle.engine.executors.base import (
@@ -20,27 +22,19 @@ from heddle.engine.executors.base import (
     load_worker_factory,
     progress_of,
 )
-from heddle.engine.executors.deadline import COLLECTIVE_SHARE, StepDeadline, StepWork
+from heddle.engine.executors.deadline import COLLECTIVE_SHARE
 from heddle.engine.executors.failure import Failure, failure_of
-from heddle.engine.executors.lifecycle import ManagedExecutor, RanksFailed
-from heddle.step.batch import GlobalBatch, RankReply
+from heddle.engine.executors.ledger import StepUnderWay
+from heddle.engine.executors.lifecycle import ManagedExecutor
+from heddle.engine.executors.waiting import OldestSteps, Roll, await_answers
+from heddle.step.batch import RankReply
 
 if TYPE_CHECKING:
     from heddle.comm.threads import ThreadGroup
 
-_T = TypeVar("_T")
 _Task = Callable[[int], object]
 _SETTLE_SECONDS = 1.0
 """Longest wait, once a rank has failed, for the others to notice."""
-
-
-class _Answer(Generic[_T]):
-    """What one rank made of a task."""
-
-    def __init__(self, rank: int, value: _T | None, failure: Failure | None) -> None:
-        self.rank = rank
-        self.value = value
-        self.failure = failure
 
 
 class ThreadsExecutor(ManagedExecutor):
@@ -57,11 +51,10 @@ class ThreadsExecutor(ManagedExecutor):
         super().__init__(resolved)
         self._factory = worker
         self._on_progress = on_progress
-        self._deadline = StepDeadline(resolved.step_timeout_seconds)
         self._workers: dict[int, Worker] = {}
         self._group: ThreadGroup | None = None
         self._tasks: list[queue.SimpleQueue[_Task | None]] = []
-        self._answers: queue.SimpleQueue[_Answer[object]] = queue.SimpleQueue()
+        self._desk = _Desk()
 
     @property
     def workers(self) -> tuple[Worker, ...]:
@@ -77,7 +70,7 @@ class ThreadsExecutor(ManagedExecutor):
             self._tasks.append(queue.SimpleQueue())
             threading.Thread(
                 target=_serve,
-                args=(rank, self._resolved.num_threads, self._tasks[rank], self._answers, group),
+                args=(rank, self._resolved.num_threads, self._tasks[rank], self._desk, group),
                 name=f"heddle-rank{rank}",
                 daemon=True,  # a rank stuck in a C call must not keep the interpreter alive
             ).start()
@@ -86,21 +79,27 @@ class ThreadsExecutor(ManagedExecutor):
             report = progress_of(rank, self._on_progress)
             return factory(self._resolved, rank, group.world(rank), report)
 
-        workers = self._on_all_ranks(create, self._resolved.startup_timeout_seconds)
-        self._workers = dict(enumerate(workers))
+        for tasks in self._tasks:
+            tasks.put(create)
+        roll: Roll[Worker] = Roll(self.world_size)
+        limit = self._resolved.startup_timeout_seconds
+        await_answers(self._desk, roll, time.monotonic() + limit, limit)
+        self._workers = dict(enumerate(roll.answers))
 
-    def _run(self, batch: GlobalBatch, digest: int) -> tuple[RankReply, ...]:
-        work = StepWork.of(batch)
-        limit = self._deadline.seconds(work)
-        started = time.monotonic()
-        collectives_end = started + COLLECTIVE_SHARE * limit
+    def _send(self, steps: Mapping[int, StepUnderWay]) -> None:
+        for replica, step in steps.items():
+            for rank in self._ledger.ranks_of(replica):
+                self._tasks[rank].put(partial(self._execute, step))
 
-        def run(rank: int) -> RankReply:
-            return self._workers[rank].execute(batch, digest, collectives_end)
+    def _execute(self, step: StepUnderWay, rank: int) -> RankReply:
+        """A rank's part of a step, in its own thread."""
+        collectives_end = time.monotonic() + COLLECTIVE_SHARE * step.seconds
+        return self._workers[rank].execute(step.batch, step.digest, collectives_end)
 
-        replies = self._on_all_ranks(run, limit)
-        self._deadline.observe(work, time.monotonic() - started)
-        return tuple(replies)
+    def _await(self, replicas: Collection[int]) -> None:
+        late = self._ledger.first_late(replicas)
+        awaited = OldestSteps(self._ledger, replicas)
+        await_answers(self._desk, awaited, late.deadline, late.seconds)
 
     def _take_down(self) -> None:
         if self._group is not None:
@@ -111,48 +110,46 @@ class ThreadsExecutor(ManagedExecutor):
         self._tasks = []
         self._workers = {}
 
-    def _on_all_ranks(self, task: Callable[[int], _T], limit_seconds: float) -> list[_T]:
-        """Results of `task(rank)` in order of rank; `RanksFailed` when one raises or is late."""
-        for tasks in self._tasks:
-            tasks.put(task)
-        pending = set(range(self.world_size))
-        results: dict[int, _T] = {}
-        failures: list[Failure] = []
-        deadline = time.monotonic() + limit_seconds
-        while pending:
-            try:
-                answer = self._answers.get(timeout=max(0.0, deadline - time.monotonic()))
-            except queue.Empty:
-                break
-            pending.discard(answer.rank)
-            if answer.failure is None:
-                results[answer.rank] = answer.value  # type: ignore[assignment]
-            else:
-                failures.append(answer.failure)
-                deadline = min(deadline, time.monotonic() + _SETTLE_SECONDS)
-        if pending and (not failures or all(failure.is_timeout for failure in failures)):
-            text = f"did not answer (limit {limit_seconds:.1f} s); a thread cannot be ended"
-            failures += [Failure(rank=rank, text=text) for rank in sorted(pending)]
-        if failures:
-            raise RanksFailed(failures)
-        return [results[rank] for rank in range(self.world_size)]
+
+class _Desk:
+    """Where the answers of all ranks arrive."""
+
+    def __init__(self) -> None:
+        self.answers: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
+
+    def poll(self, timeout: float) -> list[tuple[int, Any]]:
+        """The next answer or failure, if one comes in time."""
+        try:
+            return [self.answers.get(timeout=timeout)]
+        except queue.Empty:
+            return []
+
+    def patience(self, failure: Failure) -> float:  # noqa: ARG002 - the same for all
+        """How long the others may take to notice."""
+        return _SETTLE_SECONDS
+
+    def hung(self, silent: Sequence[int], waited_seconds: float) -> list[Failure]:
+        """A failure for each rank that said nothing."""
+        text = f"did not answer (limit {waited_seconds:.1f} s); a thread cannot be ended"
+        return [Failure(rank=rank, text=text) for rank in silent]
 
 
 def _serve(
     rank: int,
     num_threads: int,
     tasks: queue.SimpleQueue[_Task | None],
-    answers: queue.SimpleQueue[_Answer[object]],
+    desk: _Desk,
     group: ThreadGroup,
 ) -> None:
-    """Body of one rank's thread: tasks in, answers out, until None."""
+    """Body of one rank's thread: tasks in, answers out, until None or a failure."""
     import torch
 
     torch.set_num_threads(num_threads)
     while (task := tasks.get()) is not None:
         try:
-            answer = _Answer[object](rank, task(rank), None)
+            answer = task(rank)
         except BaseException as error:
-            answer = _Answer[object](rank, None, failure_of(rank, error))
+            desk.answers.put((rank, failure_of(rank, error)))
             group.abort(error, rank)
-        answers.put(answer)
+            return
+        desk.answers.put((rank, answer))

@@ -1,15 +1,17 @@
 """Ranks that a launcher has started, on one host or many: global rank 0 is the driver as well.
 
-    rank 0                         every other rank
-    TorchrunExecutor.execute       serve_rank
-      broadcast Step  ----------->   receive
-      run its own part               run its part
-      gather replies  <-----------   Reply
-      broadcast Stop  ----------->   return
+    rank 0                             every other rank
+    TorchrunExecutor                   serve_rank
+      submit: broadcast Round  ------>   queue its step
+      (its own worker runs)              (its worker runs)
+      collect: broadcast Collect ---->   wait for its reply
+      gather replies  <---------------   Reply, or nothing from other replicas
+      close: broadcast Stop  -------->   return
 
 All of it travels over the ranks' own world; no further socket is opened. A rank that fails leaves,
 which ends the collectives of its peers, and its launcher ends the rest: restarting is the
-launcher's business, not ours.
+launcher's business, not ours. Which replica is done first cannot be seen from here without asking,
+so replicas are collected in order of submission.
 """
 
 from __future__ import annotations
@@ -17,17 +19,27 @@ from __future__ import annotations
 import dataclasses
 import time
 import weakref
+from collections import deque
+from collections.abc import Callable, Collection, Mapping
+from typing import TypeVar
 
 from heddle.config.engine import ResolvedConfig
 from heddle.engine.executors.base import RANK_WORKER, RankProgress, progress_of
-from heddle.engine.executors.deadline import COLLECTIVE_SHARE, StepDeadline, StepWork
-from heddle.engine.executors.failure import Failure, failure_of, start_error, step_error
+from heddle.engine.executors.deadline import COLLECTIVE_SHARE
+from heddle.engine.executors.failure import Failure, failure_of, mesh_of, start_error, step_error
 from heddle.engine.executors.launch_info import LaunchInfo
+from heddle.engine.executors.ledger import StepUnderWay
 from heddle.engine.executors.lifecycle import ManagedExecutor, RanksFailed
-from heddle.engine.executors.messages import Ready, Step
+from heddle.engine.executors.messages import Collect, Ready, Reply, Round, Step, Stop
 from heddle.engine.executors.seat import Seat
 from heddle.errors import ConfigError
 from heddle.step.batch import GlobalBatch, RankReply
+
+_T = TypeVar("_T")
+_OWN_REPLICA = 0
+"""Of rank 0."""
+_GRACE_SECONDS = 1.0
+"""A driver that comes late itself still takes in what has arrived."""
 
 
 class TorchrunExecutor(ManagedExecutor):
@@ -55,7 +67,6 @@ class TorchrunExecutor(ManagedExecutor):
         self._launch = launch
         self._factory = worker
         self._on_progress = on_progress
-        self._deadline = StepDeadline(resolved.step_timeout_seconds)
         self._seat: Seat | None = None
 
     def _bring_up(self) -> None:
@@ -63,27 +74,51 @@ class TorchrunExecutor(ManagedExecutor):
             report = progress_of(0, self._on_progress)
             seat = self._seat = Seat(self._resolved, self._launch, self._factory, report)
             weakref.finalize(self, seat.leave)  # else the other ranks would wait for days
-            seat.gather(Ready(), self._resolved.startup_timeout_seconds)
+            seat.gather(Ready(), Ready, self._resolved.startup_timeout_seconds)
         except Exception as error:
             raise RanksFailed([_pointing_elsewhere(failure_of(0, error))]) from None
         seat.is_idle = True
 
-    def _run(self, batch: GlobalBatch, digest: int) -> tuple[RankReply, ...]:
-        seat = self._seat
-        assert seat is not None  # set by every successful start
-        work = StepWork.of(batch)
-        limit = self._deadline.seconds(work)
-        started = time.monotonic()
-        step = Step(batch, digest, COLLECTIVE_SHARE * limit)
+    def _send(self, steps: Mapping[int, StepUnderWay]) -> None:
+        seat = self._seated()
         seat.is_idle = False
+        shares = {
+            replica: Step(step.batch, step.digest, COLLECTIVE_SHARE * step.seconds)
+            for replica, step in steps.items()
+        }
+        limit = max(step.seconds for step in steps.values())
+        self._attempt(lambda: seat.send(Round(shares), limit))
+        if _OWN_REPLICA in shares:
+            seat.begin(shares[_OWN_REPLICA])
+
+    def _await(self, replicas: Collection[int]) -> None:
+        seat, replica = self._seated(), self._ledger.oldest(replicas)
+        ranks = self._ledger.ranks_of(replica)
+        deadline = max(self._ledger.head(replica).deadline, time.monotonic() + _GRACE_SECONDS)
+
+        def gather() -> list[Reply]:
+            seat.send(Collect(replica), deadline - time.monotonic())
+            own = seat.reply(deadline - time.monotonic()) if replica == _OWN_REPLICA else None
+            return seat.gather(own, Reply, deadline - time.monotonic())
+
+        for rank, answer in zip(ranks, self._attempt(gather), strict=True):
+            self._ledger.add(rank, answer.reply)
+
+    def collect(self, replica: int) -> tuple[RankReply, ...]:
+        """End the oldest step of a replica; see `Executor.collect`."""
+        replies = super().collect(replica)
+        self._seated().is_idle = self._ledger.is_idle
+        return replies
+
+    def _attempt(self, call: Callable[[], _T]) -> _T:
         try:
-            seat.send(step, limit)
-            answers = seat.gather(seat.run(step), started + limit - time.monotonic())
+            return call()
         except Exception as error:
             raise RanksFailed([_pointing_elsewhere(failure_of(0, error))]) from None
-        seat.is_idle = True
-        self._deadline.observe(work, time.monotonic() - started)
-        return tuple(answer.reply for answer in answers)
+
+    def _seated(self) -> Seat:
+        assert self._seat is not None  # set by every successful start
+        return self._seat
 
     def _take_down(self) -> None:
         if self._seat is not None:
@@ -107,17 +142,28 @@ def serve_rank(resolved: ResolvedConfig, launch: LaunchInfo, *, worker: str = RA
     parallel = resolved.parallel
     try:
         seat = Seat(resolved, launch, worker)
-        seat.gather(Ready(), resolved.startup_timeout_seconds)
+        seat.gather(Ready(), Ready, resolved.startup_timeout_seconds)
     except Exception as error:
         raise start_error(parallel, [failure_of(launch.rank, error)]) from error
-    while isinstance(message := seat.receive(), Step):
-        batch = message.batch
+    replica = mesh_of(parallel).replica_of(launch.rank)
+    limit = resolved.step_timeout_seconds * parallel.pipeline_parallel_size
+    under_way: deque[GlobalBatch] = deque()
+    while not isinstance(message := seat.receive(), Stop):
+        if isinstance(message, Round):
+            if replica in message.steps:
+                seat.begin(message.steps[replica])
+                under_way.append(message.steps[replica].batch)
+            continue
         try:
-            seat.gather(seat.run(message), resolved.step_timeout_seconds)
+            own = seat.reply(limit) if message.replica == replica else None
+            seat.gather(own, Reply, limit)
         except Exception as error:
             seat.leave()  # the peers' collectives end with it
             failure = failure_of(launch.rank, error)
+            batch = under_way[0] if under_way else GlobalBatch(epoch=0, step=0, requests=())
             raise step_error(parallel, [failure], batch.epoch, batch.step) from error
+        if own is not None:
+            under_way.popleft()
     seat.leave()
 
 

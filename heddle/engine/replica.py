@@ -1,0 +1,225 @@
+"""One replica: its queue of requests, its KV accounting, and its steps under way.
+
+    admit --> scheduler.schedule --> build_batch --> plan (digest) --> [under way] --> the executor
+                   ^                                                        |
+                   +---------------- scheduler.update <--- replies ---------+
+
+An engine without data parallelism has one. A replica's load is the tokens of its open sequences:
+those to be computed are work, those stored are read by every further token.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from heddle.config.engine import ResolvedConfig
+from heddle.kvcache.groups import create_group_specs
+from heddle.kvcache.keys import CacheIdentity
+from heddle.kvcache.manager import KVCacheManager
+from heddle.scheduler.batch import ScheduledBatch, ScheduledPart
+from heddle.scheduler.drafts import Drafter
+from heddle.scheduler.request import FinishReason, Request
+from heddle.scheduler.scheduler import Scheduler
+from heddle.step.agree import check_coverage
+from heddle.step.batch import GlobalBatch, RankReply, SampledToken
+from heddle.step.build import BadWordIds, build_batch
+from heddle.step.plan import StepPlan, plan
+from heddle.step.topology import Topology
+
+Sampled = dict[int, list[SampledToken]]
+"""By request id, what a step found: several tokens where drafts were accepted."""
+
+
+class StepOutcome(NamedTuple):
+    """A step that has ended on all ranks."""
+
+    scheduled: ScheduledBatch
+    sampled: Sampled
+    failed: set[int]
+    """Ids of requests that end because some numbers were bad."""
+
+
+class Replica:
+    """What the driver keeps for one DP coordinate. Its requests never move to another."""
+
+    def __init__(self, index: int, resolved: ResolvedConfig, topology: Topology) -> None:
+        """Begin empty.
+
+        Args:
+            index: its DP coordinate.
+            resolved: what runs.
+            topology: constants of the engine.
+        """
+        self.index = index
+        self.cache = _create_cache(resolved, topology)
+        num_stages = resolved.parallel.pipeline_parallel_size
+        self.scheduler = Scheduler(resolved.scheduler, self.cache, num_places=num_stages)
+        self._topology = topology
+        self._first_rank = topology.mesh.ranks_of_replica(index)[0]
+        self._under_way: deque[_UnderWay] = deque()
+        self._bad_words: dict[int, BadWordIds] = {}
+        self._counted: dict[int, int] = {}
+        self._load = 0
+        self._drafter = Drafter(resolved.speculative) if resolved.speculative else None
+
+    @property
+    def load(self) -> int:
+        """Tokens of all open sequences."""
+        return self._load
+
+    @property
+    def num_under_way(self) -> int:
+        """Steps that were begun and have not ended."""
+        return len(self._under_way)
+
+    def num_hit_tokens(self, token_ids: Sequence[int], cache_salt: str | None) -> int:
+        """Tokens of a prompt that need no computing here."""
+        return self.cache.lookup(self.cache.new_sequence(cache_salt), token_ids).num_tokens
+
+    def admit(self, sequence: Request, bad_words: BadWordIds) -> None:
+        """Queue a sequence; see `Scheduler.add`."""
+        self.scheduler.add(sequence)
+        if bad_words:
+            self._bad_words[sequence.request_id] = bad_words
+        self._count(sequence)
+
+    def finish(
+        self, sequence: Request, reason: FinishReason, stop_reason: int | str | None
+    ) -> None:
+        """End a sequence for a reason that the driver found; see `Scheduler.finish`."""
+        self.scheduler.finish(sequence.request_id, reason, stop_reason)
+        self.forget(sequence)
+
+    def forget(self, sequence: Request) -> None:
+        """Let go of a sequence that has ended; a second call does nothing."""
+        self._load -= self._counted.pop(sequence.request_id, 0)
+        self._bad_words.pop(sequence.request_id, None)
+        if self._drafter is not None:
+            self._drafter.forget(sequence.request_id)
+
+    def begin_step(self, number: int) -> tuple[GlobalBatch, int] | None:
+        """Choose the next step; None if nothing can run now.
+
+        Args:
+            number: of the step within the epoch.
+        Returns:
+            The batch and the digest of its plan, for `Executor.submit`.
+        """
+        scheduled = self.scheduler.schedule()
+        return None if scheduled is None else self._begin(scheduled, number)
+
+    def begin_empty_step(self, number: int) -> tuple[GlobalBatch, int]:
+        """A step without rows, for the sake of the other replicas."""
+        return self._begin(ScheduledBatch(parts=()), number)
+
+    def end_step(
+        self, replies: Sequence[RankReply], siblings_of: Callable[[int], set[int]]
+    ) -> StepOutcome:
+        """Account for the oldest step under way.
+
+        Args:
+            replies: of this replica's ranks, in order of rank.
+            siblings_of: ids of all choices of the request that an id belongs to, itself included.
+        Raises:
+            PlanMismatch: KV rows were not written as planned, or a token is missing.
+        """
+        scheduled, step_plan = self._under_way.popleft()
+        check_coverage(replies, step_plan, self._topology, self._first_rank)
+        sampled: Sampled = {}
+        for reply in replies:
+            for found in reply.sampled:
+                sampled.setdefault(found.request_id, []).append(found)
+        # They share a prompt, so the blocks of none of them may be found again.
+        failed = {id_ for bad in _failed_ids(scheduled, sampled) for id_ in siblings_of(bad)}
+        if scheduled.parts:
+            tokens = {request_id: _token_ids(found) for request_id, found in sampled.items()}
+            self.scheduler.update(scheduled, tokens, failed)
+        return StepOutcome(scheduled, sampled, failed)
+
+    def after_step(self, scheduled: ScheduledBatch) -> None:
+        """Look at the requests of an ended step once more, when their answers know of it."""
+        for part in scheduled.parts:
+            if part.request.request_id in self._counted:
+                self._count(part.request)
+        if self._drafter is not None:
+            self._drafter.propose_drafts(part.request for part in scheduled.parts)
+
+    def _begin(self, scheduled: ScheduledBatch, number: int) -> tuple[GlobalBatch, int]:
+        batch = build_batch(
+            scheduled, self._topology, epoch=0, step=number, bad_words=self._bad_words
+        )
+        step_plan = plan(batch, self._topology)
+        self._under_way.append(_UnderWay(scheduled, step_plan))
+        return batch, step_plan.digest
+
+    def _count(self, sequence: Request) -> None:
+        """Bring the load up to a sequence's present length."""
+        self._load += sequence.num_tokens - self._counted.get(sequence.request_id, 0)
+        self._counted[sequence.request_id] = sequence.num_tokens
+
+
+class _UnderWay(NamedTuple):
+    """A step that its ranks have."""
+
+    scheduled: ScheduledBatch
+    plan: StepPlan
+
+
+def choose_replica(
+    replicas: Sequence[Replica], token_ids: Sequence[int], cache_salt: str | None
+) -> Replica:
+    """The replica for a request: the one with the least load, once it has the request too.
+
+    What it finds in its prefix cache adds nothing, so a hit outweighs a difference in load of up to
+    its own length. Among equals the lowest.
+    """
+    if len(replicas) == 1:
+        return replicas[0]
+    return min(
+        replicas,
+        key=lambda replica: replica.load - replica.num_hit_tokens(token_ids, cache_salt),
+    )
+
+
+def _create_cache(resolved: ResolvedConfig, topology: Topology) -> KVCacheManager:
+    parallel = resolved.parallel
+    num_drafts = resolved.speculative.num_speculative_tokens if resolved.speculative else 0
+    return KVCacheManager(
+        num_blocks=resolved.num_blocks,
+        groups=create_group_specs(
+            topology.groups, parallel.kv_interleave_size, resolved.cache.block_size
+        ),
+        identity=CacheIdentity(
+            model=resolved.model_path,
+            kv_cache_dtype=resolved.kv_cache_dtype,
+            layout_fingerprint=topology.fingerprint(),
+        ),
+        max_step_rows=resolved.scheduler.max_num_batched_tokens,
+        enable_prefix_caching=resolved.cache.enable_prefix_caching,
+        num_state_slots=resolved.num_state_slots,
+        states_per_sequence=1 + num_drafts,
+        rotates=parallel.cp_start_rank_rotation,
+    )
+
+
+def _token_ids(found: Sequence[SampledToken]) -> list[int]:
+    return [entry.token_id for entry in found if entry.token_id is not None]
+
+
+def _failed_ids(scheduled: ScheduledBatch, sampled: Sampled) -> set[int]:
+    """Requests with bad numbers in a drawn row, or in rows of prompt log-probabilities."""
+    failed = {id_ for id_, found in sampled.items() if not all(entry.finite for entry in found)}
+    for part in scheduled.parts:
+        found = sampled.get(part.request.request_id, [])
+        if _num_logprob_rows(part) and not (found and found[0].prompt_logprobs):
+            failed.add(part.request.request_id)
+    return failed
+
+
+def _num_logprob_rows(part: ScheduledPart) -> int:
+    if part.request.params.prompt_logprobs is None:
+        return 0
+    last = part.request.num_prompt_tokens - 1
+    return max(0, min(part.num_scheduled_tokens, last - part.num_computed_tokens))

@@ -1,0 +1,86 @@
+"""Answers and failures in any order, from ranks that the test plays."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import pytest
+
+from heddle.engine.executors.failure import Failure
+from heddle.engine.executors.lifecycle import RanksFailed
+from heddle.engine.executors.waiting import Roll, await_answers
+
+
+class Played:
+    """Each poll gives the next batch of events; then there is silence."""
+
+    def __init__(self, *polls: list[tuple[int, str | Failure]], patience: float = 0.0) -> None:
+        self.polls = list(polls)
+        self._patience = patience
+
+    def poll(self, timeout: float) -> list[tuple[int, str | Failure]]:
+        if self.polls:
+            return self.polls.pop(0)
+        time.sleep(timeout)
+        return []
+
+    def patience(self, failure: Failure) -> float:
+        return self._patience if failure.is_derived else 0.0
+
+    def hung(self, silent: Sequence[int], waited_seconds: float) -> list[Failure]:
+        return [Failure(rank=rank, text=f"silent for {waited_seconds:.1f} s") for rank in silent]
+
+
+LOST = Failure(rank=0, text="peer lost", is_derived=True)
+
+
+def run(source: Played, world_size: int = 3, limit: float = 0.2) -> list[str]:
+    roll: Roll[str] = Roll(world_size)
+    await_answers(source, roll, time.monotonic() + limit, limit)
+    return roll.answers
+
+
+def failures_of(source: Played) -> list[tuple[int, str]]:
+    with pytest.raises(RanksFailed) as caught:
+        run(source)
+    return [(failure.rank, failure.text) for failure in caught.value.failures]
+
+
+def test_answers_are_in_order_of_rank_and_later_events_are_left_for_later() -> None:
+    source = Played([(2, "c")], [(0, "a"), (1, "b")], [(1, "x")])
+    assert run(source) == ["a", "b", "c"]
+    assert len(source.polls) == 1
+
+
+def test_silence_until_the_deadline_is_a_failure_of_the_silent() -> None:
+    assert failures_of(Played([(1, "b")])) == [(0, "silent for 0.2 s"), (2, "silent for 0.2 s")]
+
+
+def test_a_cause_ends_the_wait_at_once_and_nobody_is_blamed_for_silence() -> None:
+    started = time.monotonic()
+    cause = Failure(rank=2, text="boom")
+    assert failures_of(Played([(0, "a")], [(2, cause)])) == [(2, "boom")]
+    assert time.monotonic() - started < 0.15
+
+
+def test_a_lost_peer_is_explained_by_what_comes_soon_after() -> None:
+    cause = Failure(rank=2, text="killed")
+    source = Played([(0, LOST)], [(1, "b")], [(2, cause)], patience=0.1)
+    assert failures_of(source) == [(0, "peer lost"), (2, "killed")]
+
+
+def test_a_lost_peer_without_an_explanation_blames_the_silent() -> None:
+    found = failures_of(Played([(0, LOST), (1, "b")], patience=0.05))
+    assert [rank for rank, _ in found] == [0, 2]
+
+
+def test_the_end_of_a_rank_that_has_failed_is_no_news() -> None:
+    end = Failure(rank=1, text="exit code 1")
+    source = Played([(1, Failure(rank=1, text="boom")), (1, end), (0, "a")])
+    assert failures_of(source) == [(1, "boom")]
+
+
+def test_a_failure_beside_the_last_answer_still_counts() -> None:
+    source = Played([(0, "a"), (1, "b"), (2, "c"), (1, Failure(rank=1, text="died"))])
+    assert failures_of(source) == [(1, "died")]
