@@ -30,6 +30,9 @@ class Children:
     def __init__(self) -> None:
         self._by_parent: dict[bytes, list[tuple[Tokens, int]]] = {}
 
+    def __contains__(self, parent: bytes) -> bool:
+        return parent in self._by_parent
+
     def add(self, parent: bytes, tokens: Tokens, block: int) -> None:
         """Enter a child; equal tokens may stand there already."""
         insort(self._by_parent.setdefault(parent, []), (tokens, block))

@@ -1,6 +1,8 @@
-"""Copy-on-write of a partly shared virtual block, as plain data."""
+"""What ranks do to their storage before the first write of a step, as plain data."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import msgspec
 
@@ -20,3 +22,17 @@ class BlockCopy(msgspec.Struct, frozen=True, kw_only=True):
     """First global position that is not copied; start < end <= start + virtual block size."""
     start_rank: int = 0
     """`u` of the block chain."""
+    group: int = 0
+    """Cache group of the chain; its layout says which rows a rank copies."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheEdits:
+    """Told once, carried by the next step: first the wipes, then the copies, then the states."""
+
+    copies: tuple[BlockCopy, ...] = ()
+    """No source is a target; sources are let go when the step has ended."""
+    wiped_blocks: tuple[int, ...] = ()
+    """Blocks to overwrite with zeros."""
+    state_copies: tuple[tuple[int, int], ...] = ()
+    """(source slot, target slot) of recurrent states, done in this order."""

@@ -1,10 +1,10 @@
 """Names of cached content: a chain of sha256, one link per full virtual block.
 
-    root   = H(model, kv dtype, layout fingerprint, salt)
+    root   = H(model, kv dtype, layout fingerprint, place, salt)
     key(i) = H(key(i - 1), tokens of block i)          key(-1) = root
 
 A key names everything that the KV of its block depends on: all tokens up to the block's end, and
-what turns tokens into bytes on each rank. Two layouts, or two salts, never share a key.
+what turns tokens into bytes on each rank. Two layouts, cache groups or salts never share a key.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ class CacheIdentity:
     """Element type of the pool."""
     layout_fingerprint: int
     """`KVLayout.fingerprint`: 0 <= value < 2**64."""
+    place: str = ""
+    """What tells the chains of one sequence apart: cache group and start rank."""
 
 
 def root_key(identity: CacheIdentity, salt: str | None = None) -> bytes:
@@ -35,7 +37,7 @@ def root_key(identity: CacheIdentity, salt: str | None = None) -> bytes:
         salt: separates caches; None and the empty text are the common cache.
     """
     digest = hashlib.sha256(struct.pack("<Q", identity.layout_fingerprint))
-    for text in (identity.model, identity.kv_cache_dtype, salt or ""):
+    for text in (identity.model, identity.kv_cache_dtype, identity.place, salt or ""):
         data = text.encode("utf-8", "surrogatepass")
         digest.update(struct.pack("<Q", len(data)) + data)
     return digest.digest()

@@ -1,63 +1,109 @@
 """KV accounting for sequences: look up, start, grow, commit, release.
 
-                 lookup -> fitting -> start        new chain: hit blocks, perhaps a copy, new blocks
-    each step    grow                              one more token may need one more block
+                 lookup -> fitting -> start        hit blocks, perhaps copies, new blocks
+    each step    grow                              the rows of the step may need more blocks
                  take_edits                        copies and wipes that ranks do before they write
                  (ranks compute)
-                 commit                            full blocks become findable
+                 commit                            full blocks become findable, unseen ones go back
                  end_step                          sources of copies are let go
     at the end   release | quarantine              the tail becomes findable too | nothing does
 
-Content becomes findable only after the step that wrote it has ended, and a block is given away only
-between steps.
+A sequence has a chain in each cache group and, where the model has recurrent layers, state slots.
+All groups take their blocks from one pool of ids: a page is a page.
 
-Legend: `V` virtual block size in tokens.
+Content becomes findable only after the step that wrote it has ended. A block or slot may be given
+away while other steps are under way: ranks do steps in the order in which they were made.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
+from heddle.errors import KVCacheFull
 from heddle.kvcache.blocks import BlockPool
-from heddle.kvcache.chain import BlockChain, block_tokens
-from heddle.kvcache.copies import BlockCopy
-from heddle.kvcache.hits import NoHit, PrefixHit
+from heddle.kvcache.chain import BlockChain
+from heddle.kvcache.copies import BlockCopy, CacheEdits
+from heddle.kvcache.group_cache import GroupCache
+from heddle.kvcache.groups import GroupSpec
+from heddle.kvcache.hits import GroupHit, NoHit, PrefixHit
 from heddle.kvcache.keys import CacheIdentity, root_key
-from heddle.kvcache.prefix import Node, PrefixIndex
+from heddle.kvcache.prefix import PrefixIndex
+from heddle.kvcache.reservations import Reservations
+from heddle.kvcache.rotation import least_loaded, num_start_ranks
+from heddle.kvcache.search import PrefixSearch
+from heddle.kvcache.sequence import SequenceBlocks
+from heddle.kvcache.state_cache import StateCache
+from heddle.layout.cache_need import longest_sequence
 from heddle.layout.kv import KVLayout
+
+DEFAULT_STATE_UNIT = 16
+"""Tokens between snapshots where no block size says otherwise."""
 
 
 class KVCacheManager:
-    """One pool of virtual blocks and its prefix cache.
+    """One pool of virtual blocks, one of state slots, and their prefix cache.
 
     Args:
         num_blocks: virtual blocks, block 0 included.
-        layout: of every sequence in this pool.
+        groups: the cache groups; none for a model without attention.
         identity: what turns tokens into stored bytes; part of every key.
+        max_step_rows: most rows of one sequence in one step; windows are promised room for them.
         enable_prefix_caching: False: nothing is registered, every lookup is `EXCLUDED`.
+        num_state_slots: slots for recurrent states, slot 0 included; 0: no recurrent layers.
+        states_per_sequence: slots of a running sequence: one, and one per draft.
+        state_unit: a step that ends at a multiple of it leaves a snapshot; None: the least common
+            multiple of the groups' virtual blocks.
+        rotates: start each chain on the rank that stores least, not on rank 0.
     """
 
     def __init__(
         self,
         *,
         num_blocks: int,
-        layout: KVLayout,
+        groups: Sequence[GroupSpec],
         identity: CacheIdentity,
+        max_step_rows: int,
         enable_prefix_caching: bool = True,
+        num_state_slots: int = 0,
+        states_per_sequence: int = 1,
+        state_unit: int | None = None,
+        rotates: bool = False,
     ) -> None:
-        self.layout = layout
+        self.groups = tuple(groups)
+        self.max_step_rows = max_step_rows
+        units = [spec.unit for spec in self.groups]
+        self.state_unit = state_unit or (math.lcm(*units) if units else DEFAULT_STATE_UNIT)
         self._identity = identity
         self._caches = enable_prefix_caching
         self._index = PrefixIndex()
         self._pool = BlockPool(num_blocks, self._index)
+        self._reservations = Reservations()
+        self._caches_of_groups = [
+            GroupCache(spec, self._pool, self._reservations, max_step_rows) for spec in self.groups
+        ]
+        self._states = StateCache(num_state_slots, states_per_sequence, self.state_unit)
+        self._num_start_ranks = num_start_ranks(self.groups) if rotates else 1
+        self._live: set[SequenceBlocks] = set()
         self._copies: list[BlockCopy] = []
-        self._pinned: list[int] = []
+        self._pinned: list[BlockCopy] = []
+        self._usable_tokens = longest_sequence(
+            [(spec.visibility, spec.unit) for spec in self.groups],
+            self.num_usable_blocks,
+            max_step_rows,
+        )
+
+    @property
+    def layout(self) -> KVLayout | None:
+        """Of the first cache group, as chains on rank 0 have it; None without attention."""
+        return self.groups[0].layout if self.groups else None
 
     @property
     def virtual_block_size(self) -> int:
-        """`V`: tokens that one block id covers; unit of allocation and of shared hits."""
-        return self.layout.virtual_block_size
+        """`V` of the first group: tokens of one block id; without groups, the state unit."""
+        return self.groups[0].unit if self.groups else self.state_unit
 
     @property
     def num_usable_blocks(self) -> int:
@@ -66,8 +112,8 @@ class KVCacheManager:
 
     @property
     def num_available_blocks(self) -> int:
-        """Blocks that could be given out now: free, or cached without an owner."""
-        return self._pool.num_available
+        """Blocks that nobody has or was promised: free, or cached without an owner."""
+        return self._pool.num_available - self._reservations.num_outstanding
 
     @property
     def num_cached_blocks(self) -> int:
@@ -76,161 +122,276 @@ class KVCacheManager:
 
     @property
     def usable_tokens(self) -> int:
-        """Tokens that the whole pool holds: the longest sequence."""
-        return self.num_usable_blocks * self.virtual_block_size
+        """Tokens of the longest sequence that fits alone."""
+        return self._usable_tokens
 
-    def new_chain(self, cache_salt: str | None = None) -> BlockChain:
-        """Chain of a sequence that has no blocks yet; salts do not see each other's content."""
-        return BlockChain(root=root_key(self._identity, cache_salt))
+    @property
+    def has_states(self) -> bool:
+        """The model has recurrent layers."""
+        return self._states.is_used
+
+    @property
+    def states_per_sequence(self) -> int:
+        """State slots of a running sequence."""
+        return self._states.per_sequence
+
+    @property
+    def has_free_states(self) -> bool:
+        """A sequence that starts now gets its state slots."""
+        return self._states.has_room
+
+    def new_sequence(self, cache_salt: str | None = None) -> SequenceBlocks:
+        """A sequence that owns nothing yet; salts do not see each other's content."""
+        blocks = SequenceBlocks(salt=cache_salt)
+        self._chains(blocks, blocks.start_rank)
+        if self.has_states:
+            blocks.states = self._states.new(self._root(f"states {self.state_unit}", cache_salt))
+        return blocks
+
+    # A start.
 
     def lookup(
-        self, chain: BlockChain, tokens: Sequence[int], *, excluded: bool = False
+        self, blocks: SequenceBlocks, tokens: Sequence[int], *, excluded: bool = False
     ) -> PrefixHit:
         """The longest known prefix, at most all tokens but the last, which must be computed.
 
         Args:
-            chain: of the sequence; learns keys on the way.
+            blocks: of the sequence; learns keys on the way.
             tokens: all known tokens, at least one.
             excluded: the request needs every row computed (prompt logprobs).
         """
-        unit, limit = self.virtual_block_size, len(tokens) - 1
         if excluded or not self._caches:
-            return PrefixHit(unit=unit, reason=NoHit.EXCLUDED)
-        blocks: list[int] = []
-        while (len(blocks) + 1) * unit <= limit:
-            piece = block_tokens(tokens, len(blocks), unit, limit)
-            block = self._index.full(chain.parent_key(len(blocks)), piece)
-            if block is None:
-                break
-            chain.learn_key(len(blocks), piece)
-            blocks.append(block)
-        piece = block_tokens(tokens, len(blocks), unit, limit)
-        source, shared = self._index.longest(chain.parent_key(len(blocks)), piece)
-        reason = None if blocks or shared else self._reason(chain, piece)
-        return PrefixHit(
-            unit=unit, blocks=tuple(blocks), copy_source=source, num_copied=shared, reason=reason
-        )
+            return PrefixHit(unit=self.virtual_block_size, reason=NoHit.EXCLUDED)
+        hits = [self._search(rank, blocks, tokens).find() for rank in range(self._num_start_ranks)]
+        best = max(hits, key=lambda hit: hit.num_tokens)
+        if not best.num_copied:
+            return best
+        search = self._search(best.start_rank, blocks, tokens)
+        return replace(best, whole=search.find(whole_blocks=True))
 
     def fitting(self, hit: PrefixHit, num_tokens: int) -> PrefixHit | None:
         """The part of a hit with which a sequence of `num_tokens` stored tokens fits now, or None.
 
         A copy needs its source besides the sequence's own blocks; in a full pool it is given up.
         """
+        if not self._states.has_room:
+            return None
         for candidate in (hit, hit.without_copy()) if hit.num_copied else (hit,):
             if self.start_cost(candidate, num_tokens) <= self.num_available_blocks:
                 return candidate
         return None
 
     def start_cost(self, hit: PrefixHit, num_tokens: int) -> int:
-        """Available blocks that a start would use up: new ones, and hit ones that nobody owns."""
-        sources = (hit.copy_source,) if hit.num_copied else ()
-        unowned = sum(not self._pool.references(block) for block in (*hit.blocks, *sources))
-        return self.layout.num_virtual_blocks(num_tokens) - len(hit.blocks) + unowned
+        """Available blocks that a start would use up, promises included."""
+        return sum(
+            cache.start_cost(part, num_tokens)
+            for cache, part in zip(self._caches_of_groups, self._parts(hit), strict=True)
+        )
 
-    def start(self, chain: BlockChain, hit: PrefixHit, num_tokens: int) -> None:
-        """Give a chain the hit's blocks and new ones for `num_tokens` tokens in all.
+    def start(self, blocks: SequenceBlocks, hit: PrefixHit, num_tokens: int) -> None:
+        """Give a sequence the hit's blocks, and new ones for `num_tokens` tokens in all.
+
+        Window groups are promised theirs; `grow` takes them step by step.
 
         Args:
-            chain: without blocks.
+            blocks: owns nothing.
             hit: from `fitting`, with nothing allocated since.
             num_tokens: more than `hit.num_tokens`.
         """
-        assert not chain.block_table, "a chain starts once"
-        shared = [*hit.blocks, hit.copy_source] if hit.num_copied else hit.blocks
-        for block in shared:
-            self._pool.share(block)
-        chain.block_table = list(hit.blocks)
-        chain.num_registered = len(hit.blocks)
-        self.grow(chain, num_tokens)
-        if hit.num_copied:
-            self._pinned.append(hit.copy_source)
-            self._copies.append(self._copy_of(chain, hit))
+        self._choose_start_rank(blocks, hit)
+        parts = list(zip(self._caches_of_groups, blocks.chains, self._parts(hit), strict=True))
+        for cache, chain, part in parts:  # before any allocation, which may evict
+            cache.share(chain, part, num_tokens)
+        for cache, chain, _ in parts:
+            cache.extend(chain, hit.num_tokens if cache.promises else num_tokens)
+        copies = [
+            self._copy_of(blocks, group, chain, part)
+            for group, (_, chain, part) in enumerate(parts)
+            if part.num_copied
+        ]
+        self._copies += copies
+        self._pinned += copies
+        if blocks.states is not None:
+            self._states.start(blocks.states, hit.snapshot)
+        blocks.num_tokens = num_tokens
+        self._live.add(blocks)
 
-    def grow(self, chain: BlockChain, num_tokens: int) -> None:
-        """Extend a chain to hold `num_tokens` tokens.
+    # A step.
+
+    def grow(self, blocks: SequenceBlocks, num_tokens: int) -> None:
+        """Extend a sequence to hold `num_tokens` tokens: those that the next step computes.
 
         Raises:
             KVCacheFull: too few blocks are available; nothing has changed.
         """
-        table = chain.block_table
-        missing = self.layout.num_virtual_blocks(num_tokens) - len(table)
-        if missing > 0:
-            table += self._pool.allocate(missing, after=table[-1] if table else None)
+        pairs = list(zip(self._caches_of_groups, blocks.chains, strict=True))
+        cost = sum(cache.growth_cost(chain, num_tokens) for cache, chain in pairs)
+        if cost > self.num_available_blocks:
+            raise KVCacheFull(
+                f"{cost} blocks wanted, {self.num_available_blocks} of {self.num_usable_blocks} "
+                "available"
+            )
+        for cache, chain in pairs:
+            cache.extend(chain, num_tokens)
+        blocks.num_tokens = max(blocks.num_tokens, num_tokens)
 
-    def take_edits(self) -> tuple[tuple[BlockCopy, ...], tuple[int, ...]]:
-        """(copies, blocks to wipe) for the next step, each told once; wipes come before copies."""
+    def take_edits(self) -> CacheEdits:
+        """What ranks do before the next step writes; each edit is told once."""
         copies, self._copies = tuple(self._copies), []
-        return copies, self._pool.take_to_wipe()
+        return CacheEdits(
+            copies=copies,
+            wiped_blocks=self._pool.take_to_wipe(),
+            state_copies=self._states.take_copies(),
+        )
 
-    def end_step(self) -> None:
-        """The step that did the copies has ended: their sources may be evicted again."""
-        for block in self._pinned:
-            self._pool.release(block)
-        self._pinned.clear()
+    def end_step(self, copies: Iterable[BlockCopy]) -> None:
+        """The step that did these copies has ended: their sources may be evicted again."""
+        for copy in copies:
+            self._pinned.remove(copy)
+            self._caches_of_groups[copy.group].unpin(copy.source_block)
 
-    def commit(self, chain: BlockChain, tokens: Sequence[int], num_computed_tokens: int) -> None:
-        """Make full blocks findable, once the step that filled them has ended."""
-        if not self._caches:
-            return
-        unit = self.virtual_block_size
-        for index in range(chain.num_registered, num_computed_tokens // unit):
-            piece = block_tokens(tokens, index, unit, num_computed_tokens)
-            self._register(chain, index, piece)
-            chain.learn_key(index, piece)
-            chain.num_registered = index + 1
+    def commit(
+        self,
+        blocks: SequenceBlocks,
+        tokens: Sequence[int],
+        num_computed_tokens: int,
+        num_accepted: int = 0,
+    ) -> None:
+        """Account for a step that has ended.
 
-    def release(self, chain: BlockChain, tokens: Sequence[int], num_computed_tokens: int) -> None:
-        """End a chain between steps; all that it computed stays findable until evicted."""
-        self.commit(chain, tokens, num_computed_tokens)
-        unit = self.virtual_block_size
-        tail = block_tokens(tokens, num_computed_tokens // unit, unit, num_computed_tokens)
-        if tail and self._caches:
-            self._register(chain, num_computed_tokens // unit, tail)
-        self._drop_blocks(chain)
+        Full blocks become findable, blocks that no query to come can see are given back, and at a
+        border of the state unit a snapshot is taken.
 
-    def quarantine(self, chain: BlockChain) -> None:
-        """End a chain not to be trusted: hashes go now, blocks are wiped once unowned."""
-        for block in chain.block_table:
-            self._pool.quarantine(block)
-        self._drop_blocks(chain)
+        Args:
+            blocks: of the sequence.
+            tokens: all known ones.
+            num_computed_tokens: those whose KV is right now; rejected drafts are not among them.
+            num_accepted: drafts of the step that were right: which of its states is the current.
+        """
+        num_left = len(tokens) - num_computed_tokens
+        for cache, chain in zip(self._caches_of_groups, blocks.chains, strict=True):
+            if self._caches:
+                cache.register(chain, tokens, num_computed_tokens)
+            cache.trim(chain, num_computed_tokens, num_left)
+        if blocks.states is not None:
+            blocks.states.advance(num_accepted)
+            if self._caches and num_computed_tokens % self.state_unit == 0:
+                self._states.snapshot(blocks.states, tokens, num_computed_tokens)
+
+    # The end.
+
+    def release(
+        self,
+        blocks: SequenceBlocks,
+        tokens: Sequence[int],
+        num_computed_tokens: int,
+        *,
+        has_current_state: bool = True,
+    ) -> None:
+        """End a sequence; all that it computed stays findable until evicted.
+
+        Args:
+            blocks: of the sequence.
+            tokens: all known ones.
+            num_computed_tokens: those whose KV is right.
+            has_current_state: False: a step that was not accounted for has moved the state on.
+        """
+        for cache, chain in zip(self._caches_of_groups, blocks.chains, strict=True):
+            if self._caches and chain.block_table:
+                cache.register(chain, tokens, num_computed_tokens)
+                cache.register_tail(chain, tokens, num_computed_tokens)
+            cache.drop(chain)
+        if blocks.states is not None:
+            keeps = self._caches and has_current_state
+            self._states.end(blocks.states, tokens, num_computed_tokens, keeps=keeps)
+        self._live.discard(blocks)
+
+    def quarantine(self, blocks: SequenceBlocks) -> None:
+        """End a sequence not to be trusted: hashes go now, blocks are wiped once unowned."""
+        for cache, chain in zip(self._caches_of_groups, blocks.chains, strict=True):
+            cache.quarantine(chain)
+        if blocks.states is not None:
+            self._states.distrust(blocks.states)
+        self._live.discard(blocks)
 
     def reset_prefix_cache(self) -> None:
-        """Forget all content; running sequences keep their blocks."""
+        """Forget all content; running sequences keep what they own."""
         self._pool.forget_all()
+        self._states.forget_all()
 
-    def audit(self, chains: Iterable[BlockChain]) -> None:
-        """Check the pool, and that its reference counts are those of `chains` (all live ones).
+    def audit(self, sequences: Iterable[SequenceBlocks]) -> None:
+        """Check the pools, and that what they count is what `sequences` (all live ones) own.
 
         Raises:
-            AssertionError: names the first block that is wrong.
+            AssertionError: names the first block or slot that is wrong.
         """
+        live = list(sequences)
         self._pool.audit()
-        owners = Counter(block for chain in chains for block in chain.block_table)
-        owners.update(self._pinned)
+        owners, promised_blocks = Counter[int](), Counter[int]()
+        num_promised = 0
+        for at, cache in enumerate(self._caches_of_groups):
+            for chain in [sequence.chains[at] for sequence in live if sequence.chains]:
+                owners.update(filter(None, chain.block_table))
+                promised_blocks.update(cache.held(chain))
+                num_promised += chain.num_reserved
+        for copy in self._pinned:
+            owners[copy.source_block] += 1
+            if self._caches_of_groups[copy.group].promises:
+                promised_blocks[copy.source_block] += 1
+                num_promised += 1
         for block in range(self.num_usable_blocks + 1):
             count = self._pool.references(block)
             if count != owners[block]:
                 raise AssertionError(f"block {block} counts {count} owners, has {owners[block]}")
+        self._reservations.audit(num_promised, promised_blocks)
+        self._states.audit([sequence.states for sequence in live if sequence.states is not None])
 
-    def _copy_of(self, chain: BlockChain, hit: PrefixHit) -> BlockCopy:
-        start = len(hit.blocks) * hit.unit
-        return BlockCopy(
-            source_block=hit.copy_source,
-            target_block=chain.block_table[len(hit.blocks)],
-            start=start,
-            end=start + hit.num_copied,
-            start_rank=self.layout.start_rank,
+    def _root(self, place: str, salt: str | None) -> bytes:
+        return root_key(replace(self._identity, place=place), salt)
+
+    def _chains(self, blocks: SequenceBlocks, start_rank: int) -> list[BlockChain]:
+        """The chains that a sequence would have on a start rank."""
+        if start_rank not in blocks.candidates:
+            blocks.candidates[start_rank] = [
+                BlockChain(root=self._root(spec.describe(group, start_rank), blocks.salt))
+                for group, spec in enumerate(self.groups)
+            ]
+        return blocks.candidates[start_rank]
+
+    def _choose_start_rank(self, blocks: SequenceBlocks, hit: PrefixHit) -> None:
+        """A hit is inherited with its start rank; a new chain starts where least lies."""
+        start_rank = hit.start_rank
+        if self._num_start_ranks > 1 and not hit.num_tokens:
+            start_rank = least_loaded(self.groups, self._live)
+        blocks.candidates = {start_rank: self._chains(blocks, start_rank)}
+        blocks.start_rank = start_rank
+
+    def _search(
+        self, start_rank: int, blocks: SequenceBlocks, tokens: Sequence[int]
+    ) -> PrefixSearch:
+        states = blocks.states
+        return PrefixSearch(
+            self.groups,
+            self._chains(blocks, start_rank),
+            self._index,
+            states=None if states is None else self._states.lookup(states, tokens),
+            state_unit=self.state_unit,
+            tokens=tokens,
+            start_rank=start_rank,
         )
 
-    def _register(self, chain: BlockChain, index: int, piece: tuple[int, ...]) -> None:
-        node = Node(chain.parent_key(index), piece, is_first=index == 0)
-        self._pool.register(chain.block_table[index], node)
+    def _parts(self, hit: PrefixHit) -> tuple[GroupHit, ...]:
+        return hit.groups or (GroupHit(),) * len(self.groups)
 
-    def _drop_blocks(self, chain: BlockChain) -> None:
-        for block in reversed(chain.block_table):  # the tail is evicted before what it hangs on
-            self._pool.release(block)
-        chain.block_table = []
-
-    def _reason(self, chain: BlockChain, piece: tuple[int, ...]) -> NoHit:
-        evicted = self._index.was_evicted(chain.root, piece)
-        return NoHit.EVICTED if evicted else NoHit.NOTHING_SHARED
+    def _copy_of(
+        self, blocks: SequenceBlocks, group: int, chain: BlockChain, part: GroupHit
+    ) -> BlockCopy:
+        start = len(part.blocks) * self.groups[group].unit
+        return BlockCopy(
+            source_block=part.copy_source,
+            target_block=chain.block_table[len(part.blocks)],
+            start=start,
+            end=start + part.num_copied,
+            start_rank=self.groups[group].start_rank(blocks.start_rank),
+            group=group,
+        )

@@ -71,6 +71,10 @@ class PrefixIndex:
         if len(self._ghost_order) > MAX_GHOSTS:
             self._forget_oldest_ghost()
 
+    def has_children(self, parent: bytes) -> bool:
+        """Something is known to follow this key; a cheap question before those below."""
+        return parent in self._children
+
     def full(self, parent: bytes, tokens: Tokens) -> int | None:
         """Block that holds exactly this full block of tokens, or None."""
         return self._children.covering(parent, tokens)

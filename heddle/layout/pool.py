@@ -1,11 +1,16 @@
-"""How many virtual blocks the KV pool has: capacity, computed once.
+"""How many virtual blocks and state slots a pool has: capacity, computed once.
 
-    block bytes on a rank = layers * block_size * Ks * row width * bytes of an element
+    block bytes on a rank = tensors * block_size * Ks * row width * bytes of an element
+    tensors               = most layers that a cache group has in one pipeline stage
     blocks                = pool bytes on a rank // block bytes, at most what the sequences can use
-    usable tokens         = (blocks - 1) * V     in all, not per rank; block 0 is never handed out
+    usable tokens         = of the longest sequence that fits alone, in all, not per rank; block 0
+                            is never handed out
 
-The rank whose slice stores the most kv heads decides for all, since a block id names a page on
-every rank.
+A model with recurrent layers keeps a slot of fixed size per running sequence (and one per draft),
+and as many snapshots as sequences; they come out of the same bytes, at most half of them.
+
+The rank whose slice stores the most kv heads decides for all, and so does the pipeline stage with
+the most layers, since a block id names a page on every rank.
 
 Legend: `Ks` kv heads that a slice stores, `V` virtual block.
 """
@@ -13,13 +18,24 @@ Legend: `Ks` kv heads that a slice stores, `V` virtual block.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
 
 from heddle.config.cache import CacheConfig
 from heddle.config.model import ModelConfig
 from heddle.config.parallel import ParallelConfig
+from heddle.config.visibility import Visibility
 from heddle.errors import ConfigError
+from heddle.layout.cache_groups import (
+    CacheGroup,
+    create_cache_groups,
+    max_stage_tensors,
+    stage_cuts,
+)
+from heddle.layout.cache_need import UNBOUNDED_TOKENS, blocks_needed, longest_sequence
 from heddle.layout.heads import HeadLayout
 from heddle.layout.mesh import Mesh
+from heddle.layout.recurrent_heads import RecurrentLayout
 
 DTYPE_BYTES = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2}
 _MEMORY_SHARE = 4
@@ -28,9 +44,11 @@ MAX_BLOCKS = 1 << 24
 """More than 200 million tokens at the default block size."""
 _MIN_BLOCKS = 2
 """Block 0 is reserved, and an engine needs one more."""
+_STATE_SHARE = 2
+"""State slots take one part in two of the pool at most, if any layer stores keys."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class PoolRequest:
     """Everything the size of the pool depends on. The layout is legal."""
 
@@ -42,15 +60,28 @@ class PoolRequest:
     kv_dtype: str
     free_memory_bytes: int
     ranks_on_host: int
+    max_num_batched_tokens: int | None = None
+    """Most rows of a step, for which windows keep blocks; None: the window of the model."""
+    state_slot_bytes: int = 0
+    """Recurrent state of one sequence on the rank that holds most, over all layers of its stage."""
+    states_per_sequence: int = 1
+    """One, and one per draft."""
+
+    @cached_property
+    def groups(self) -> tuple[CacheGroup, ...]:
+        """Cache groups of the model."""
+        dcp_size = self.parallel.decode_context_parallel_size
+        return create_cache_groups(self.model, dcp_size, self.cache.block_size)
 
     @property
     def virtual_block_size(self) -> int:
-        """`V`: positions of one block id."""
-        return self.cache.block_size * self.parallel.decode_context_parallel_size
+        """`V` of the first group: positions of one block id."""
+        ranks = self.groups[0].world_size if self.groups else 1
+        return self.cache.block_size * ranks
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of one block on the rank that stores the most kv heads, over all layers."""
+        """Bytes of one block on the rank that stores the most kv heads of the most layers."""
         sizes = self.parallel
         mesh = Mesh(
             tp_size=sizes.tensor_parallel_size,
@@ -63,14 +94,85 @@ class PoolRequest:
             tp_size=mesh.tp_size,
             slice_size=mesh.slice_size,
         )
-        rows = self.model.num_layers * self.cache.block_size * heads.max_stored_kv_heads
+        tensors = max_stage_tensors(
+            self.groups, self.model.num_layers, sizes.pipeline_parallel_size
+        )
+        rows = tensors * self.cache.block_size * heads.max_stored_kv_heads
         return rows * self.model.stored_row_width * DTYPE_BYTES[self.kv_dtype]
 
     @property
     def max_blocks(self) -> int:
-        """Blocks that `max_num_seqs` full windows fill, and block 0."""
-        window_blocks = -(-self.max_model_len // self.virtual_block_size)
-        return self.max_num_seqs * window_blocks + 1
+        """Blocks that `max_num_seqs` full windows fill in all groups, and block 0."""
+        needs = (
+            blocks_needed(rule, unit, self.max_model_len, self.max_rows)
+            for rule, unit in self.rules
+        )
+        return self.max_num_seqs * sum(needs) + 1
+
+    @property
+    def max_rows(self) -> int:
+        """Most rows of one sequence in a step."""
+        return min(self.max_num_batched_tokens or self.max_model_len, self.max_model_len)
+
+    @property
+    def rules(self) -> list[tuple[Visibility, int]]:
+        """(visible keys, `V`) of each group."""
+        size = self.cache.block_size
+        return [(group.visibility, group.world_size * size) for group in self.groups]
+
+    @property
+    def wanted_state_slots(self) -> int:
+        """Slots of `max_num_seqs` sequences, as many snapshots, and slot 0; 0 without recurrent
+        layers.
+        """
+        kinds = (self.model.kind_of(layer) for layer in range(self.model.num_layers))
+        if all(kind.mixer != "recurrent" for kind in kinds):
+            return 0
+        return self.max_num_seqs * (self.states_per_sequence + 1) + 1
+
+
+def state_slot_bytes(model: ModelConfig, parallel: ParallelConfig, dtype: str) -> int:
+    """Recurrent state of one sequence on the rank that holds most; 0 without recurrent layers.
+
+    Args:
+        model: its layer kinds.
+        parallel: legal degrees.
+        dtype: of the model; states are kept in float32 at least.
+    """
+    kinds = [model.kind_of(layer).mixer == "recurrent" for layer in range(model.num_layers)]
+    if model.recurrent is None or not any(kinds):
+        return 0
+    layout = RecurrentLayout(model.recurrent, parallel.tensor_parallel_size)
+    cuts = stage_cuts(model.num_layers, parallel.pipeline_parallel_size)
+    num_layers = max(sum(kinds[start:end]) for start, end in pairwise(cuts))
+    return num_layers * max(
+        layout.slot_bytes(rank, max(DTYPE_BYTES[dtype], 4), DTYPE_BYTES[dtype])
+        for rank in range(parallel.tensor_parallel_size)
+    )
+
+
+def pool_state_slots(request: PoolRequest) -> int:
+    """Slots for recurrent states, slot 0 included; 0 without recurrent layers.
+
+    Raises:
+        ConfigError: not even one sequence fits.
+    """
+    wanted = request.wanted_state_slots
+    if not wanted or not request.state_slot_bytes or request.cache.num_blocks_override is not None:
+        return wanted
+    pool_bytes, origin = _pool_bytes(request)
+    share = _STATE_SHARE if request.groups else 1
+    slots = min(wanted, pool_bytes // share // request.state_slot_bytes)
+    least = request.states_per_sequence + 1
+    if slots < least:
+        # Half of it for states, half for blocks.
+        enough = max(least * request.state_slot_bytes, _MIN_BLOCKS * request.block_bytes) * share
+        raise ConfigError(
+            f"{origin} make a pool of {pool_bytes:,} bytes on each rank, which is not legal; it "
+            f"must hold {least} recurrent states of {request.state_slot_bytes:,} bytes, one of "
+            f"them reserved; set kv_cache_memory_bytes to at least {enough}"
+        )
+    return slots
 
 
 def pool_blocks(request: PoolRequest) -> tuple[int, str]:
@@ -79,6 +181,11 @@ def pool_blocks(request: PoolRequest) -> tuple[int, str]:
     Raises:
         ConfigError: not even one usable block.
     """
+    if not request.groups:
+        slots = pool_state_slots(request)
+        return 1, (
+            f"KV pool: none, since no layer stores keys; {slots:,} state slots (slot 0 is reserved)"
+        )
     override = request.cache.num_blocks_override
     if override is not None:
         if type(override) is not int:
@@ -93,19 +200,26 @@ def pool_blocks(request: PoolRequest) -> tuple[int, str]:
         _check_most(override, f"num_gpu_blocks_override={override}")
         return override, _sentence(request, override, "num_gpu_blocks_override was given")
     pool_bytes, origin = _pool_bytes(request)
-    blocks = pool_bytes // request.block_bytes
+    state_bytes = pool_state_slots(request) * request.state_slot_bytes
+    blocks = (pool_bytes - state_bytes) // request.block_bytes
     if blocks < _MIN_BLOCKS:
         raise ConfigError(
-            f"{origin} make a KV pool of {pool_bytes:,} bytes on each rank, which is not legal; "
-            f"it must hold {_MIN_BLOCKS} blocks of {request.block_bytes:,} bytes, one of them "
-            f"reserved; set kv_cache_memory_bytes to at least "
-            f"{_MIN_BLOCKS * request.block_bytes}, or lower block_size={request.cache.block_size}"
+            f"{origin} make a KV pool of {pool_bytes - state_bytes:,} bytes on each rank, which is "
+            f"not legal; it must hold {_MIN_BLOCKS} blocks of {request.block_bytes:,} bytes, one "
+            f"of them reserved; set kv_cache_memory_bytes to at least "
+            f"{_MIN_BLOCKS * request.block_bytes + _most_state_bytes(request)}, or lower "
+            f"block_size={request.cache.block_size}"
         )
     if blocks > request.max_blocks:
         blocks = request.max_blocks
         origin += f", cut to max_num_seqs={request.max_num_seqs} windows"
     _check_most(blocks, origin)
     return blocks, _sentence(request, blocks, origin)
+
+
+def _most_state_bytes(request: PoolRequest) -> int:
+    """Bytes of all slots that are wanted; a pool with room for them has room for the blocks."""
+    return request.wanted_state_slots * request.state_slot_bytes
 
 
 def _check_most(blocks: int, origin: str) -> None:
@@ -130,10 +244,11 @@ def _pool_bytes(request: PoolRequest) -> tuple[int, str]:
 
 
 def _sentence(request: PoolRequest, blocks: int, origin: str) -> str:
-    usable = (blocks - 1) * request.virtual_block_size
+    usable = longest_sequence(request.rules, blocks - 1, request.max_rows)
+    tokens = "no limit to" if usable == UNBOUNDED_TOKENS else f"{usable:,}"
     text = (
         f"KV pool: {blocks:,} blocks of {request.virtual_block_size} tokens (block 0 is reserved), "
-        f"{usable:,} usable tokens in all, {blocks * request.block_bytes:,} bytes on each rank; "
+        f"{tokens} usable tokens in all, {blocks * request.block_bytes:,} bytes on each rank; "
         f"{origin.rstrip(',')}"
     )
     if usable < request.max_model_len:

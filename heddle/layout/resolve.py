@@ -14,10 +14,18 @@ from heddle.config import (
     ParallelConfig,
     ResolvedConfig,
     SchedulerConfig,
+    SpeculativeConfig,
 )
+from heddle.config.link_costs import LinkCosts
 from heddle.errors import ConfigError, TopologyError
 from heddle.layout import rules
-from heddle.layout.pool import DTYPE_BYTES, PoolRequest, pool_blocks
+from heddle.layout.pool import (
+    DTYPE_BYTES,
+    PoolRequest,
+    pool_blocks,
+    pool_state_slots,
+    state_slot_bytes,
+)
 
 _EXECUTORS = ("inline", "threads", "processes", "torchrun")
 _BACKENDS = ("torch", "reference")
@@ -59,6 +67,7 @@ def resolve(
     )
     scheduler = replace(config.scheduler, max_model_len=window)
     _check_scheduler(scheduler)
+    _check_speculative(config.speculative, scheduler)
     ranks = config.parallel.world_size if ranks_on_host is None else ranks_on_host
     dtype = _dtype(config, reasons)
     executor = _executor(config, reasons)
@@ -71,6 +80,9 @@ def resolve(
         kv_dtype=_kv_dtype(config, dtype, reasons),
         free_memory_bytes=free_memory_bytes,
         ranks_on_host=ranks,
+        max_num_batched_tokens=scheduler.max_num_batched_tokens,
+        state_slot_bytes=state_slot_bytes(model, config.parallel, dtype),
+        states_per_sequence=1 + _num_drafts(config.speculative),
     )
     num_blocks, why = pool_blocks(request)
     reasons.append(why)
@@ -85,12 +97,15 @@ def resolve(
         executor=executor,
         backend=_backend(config, reasons),
         num_blocks=num_blocks,
+        num_state_slots=pool_state_slots(request),
         num_threads=_threads(config, executor, num_cores, ranks, reasons),
         context_workspace_tokens=_workspace(config.parallel, scheduler, reasons),
         seed=config.seed,
         step_timeout_seconds=config.step_timeout_seconds,
         startup_timeout_seconds=config.startup_timeout_seconds,
         group_timeout_seconds=config.group_timeout_seconds,
+        speculative=config.speculative,
+        link_costs=config.link_costs or LinkCosts(),
         reasons=tuple(reasons),
     )
 
@@ -126,6 +141,24 @@ def _check_scheduler(scheduler: SchedulerConfig) -> None:
     for name in ("max_num_seqs", "max_num_batched_tokens", "max_num_partial_prefills"):
         _check_count(name, getattr(scheduler, name), smallest=1)
     _check_count("long_prefill_token_threshold", scheduler.long_prefill_token_threshold, smallest=0)
+
+
+def _num_drafts(speculative: SpeculativeConfig | None) -> int:
+    return speculative.num_speculative_tokens if speculative else 0
+
+
+def _check_speculative(speculative: SpeculativeConfig | None, scheduler: SchedulerConfig) -> None:
+    """A step must have room for one sequence with all its drafts."""
+    if speculative is None:
+        return
+    most = scheduler.max_num_batched_tokens - 1
+    if speculative.num_speculative_tokens > most:
+        nearest = f"nearest: {most}" if most else "nearest: no drafts"
+        raise ConfigError(
+            f"num_speculative_tokens={speculative.num_speculative_tokens} is not legal with "
+            f"max_num_batched_tokens={most + 1}; a sequence takes one row and one per draft "
+            f"({nearest})"
+        )
 
 
 def _check_count(name: str, value: int, smallest: int) -> None:

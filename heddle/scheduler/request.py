@@ -15,7 +15,7 @@ from enum import Enum
 from typing import Literal
 
 from heddle.config.sampling import SamplingParams
-from heddle.kvcache.chain import BlockChain
+from heddle.kvcache.sequence import SequenceBlocks
 from heddle.layout.kv import KVLayout
 
 FinishReason = Literal["stop", "length", "abort", "error"]
@@ -38,8 +38,8 @@ class Request:
     params: SamplingParams
     max_output_tokens: int
     """The room it was given; see `heddle.scheduler.admission`."""
-    kv_layout: KVLayout
-    """Of its blocks; constant for life."""
+    kv_layout: KVLayout | None = None
+    """That its first cache group was given, constant for life; None without attention layers."""
     seed: int = 0
     choice: int = 0
     eos_token_ids: tuple[int, ...] = ()
@@ -51,6 +51,8 @@ class Request:
     return_logits: bool = False
     output_token_ids: list[int] = field(default_factory=list)
     """Not empty at the start if an interrupted request is replayed."""
+    draft_token_ids: tuple[int, ...] = ()
+    """Guesses of the tokens that follow, for its next step only; see `heddle.scheduler.drafts`."""
 
     status: RequestStatus = RequestStatus.WAITING
     finish_reason: FinishReason | None = None
@@ -68,7 +70,8 @@ class Request:
     """Computed tokens given up by preemptions."""
     num_overtakes: int = 0
     """Requests that ever passed it while it waited for blocks."""
-    chain: BlockChain = field(default_factory=lambda: BlockChain(root=b""))
+    blocks: SequenceBlocks = field(default_factory=SequenceBlocks)
+    """What it owns in the cache."""
     token_ids: list[int] = field(init=False)
     """Prompt and outputs in one list, so that a slice costs its own length."""
 
@@ -91,9 +94,9 @@ class Request:
         return len(self.token_ids) - self.num_computed_tokens
 
     @property
-    def block_table(self) -> list[int]:
-        """Virtual block ids, in order of position."""
-        return self.chain.block_table
+    def block_tables(self) -> tuple[list[int], ...]:
+        """Per cache group: virtual block ids, in order of position."""
+        return self.blocks.block_tables
 
     @property
     def is_finished(self) -> bool:

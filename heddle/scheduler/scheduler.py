@@ -4,35 +4,39 @@
               ^          |
               +- preempt-+     blocks go, tokens stay; prompt and outputs are recomputed
 
-Both queues stand in order of arrival. A step is filled in three passes:
+Both queues stand in order of arrival. A step is filled in four passes:
 
 1. Requests with one row to compute (decodes), oldest first. If one needs a block and none is left,
    the youngest running request is preempted, so the oldest never is and always gets on.
-2. Waiting requests, oldest first, if nothing was preempted. A start takes the blocks of all known
-   tokens at once, so no two half-filled prompts can hold each other up; a restart also wants room
-   for what the request may still produce. Who does not fit is passed by at most `MAX_OVERTAKES`.
-3. Long prompts share the remaining rows.
+2. Waiting requests, oldest first, if nothing was preempted. A start takes, or is promised, the
+   blocks of all known tokens at once, so no two half-filled prompts can hold each other up; a
+   restart also wants room for what the request may still produce. Who does not fit is passed by at
+   most `MAX_OVERTAKES`.
+3. Drafts of the decodes, as far as rows and blocks are left over.
+4. Long prompts share the remaining rows.
 
 An empty pool takes any admitted request, hence every step moves something forward.
 
-One step is under way at a time, and blocks change hands between steps only: a request that is ended
-during a step keeps its blocks until `update`.
+Several steps may be under way, one in each stage of a pipeline; they end in order. A request is in
+one of them at most, and neither gives up blocks nor is preempted meanwhile: a request that is ended
+during its step keeps its blocks until `update`.
 """
 
 from __future__ import annotations
 
-from bisect import insort
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from heddle.config.scheduler import SchedulerConfig
-from heddle.errors import KVCacheFull, LayoutMismatch, PlanMismatch, RequestError
+from heddle.errors import KVCacheFull, LayoutMismatch, RequestError
 from heddle.kvcache.hits import PrefixHit
 from heddle.kvcache.manager import KVCacheManager
 from heddle.scheduler.admission import kv_tokens_needed, resolve_room
 from heddle.scheduler.batch import ScheduledBatch, ScheduledPart
+from heddle.scheduler.flight import Flight
 from heddle.scheduler.policy import MAX_CANDIDATES, MAX_OVERTAKES, share_rows, short_row_limit
+from heddle.scheduler.queues import Queues
 from heddle.scheduler.request import FinishReason, Request, RequestStatus
-from heddle.scheduler.stopping import end_of
+from heddle.scheduler.results import append_tokens, check_tokens
 
 
 class Scheduler:
@@ -42,32 +46,41 @@ class Scheduler:
         config: limits. At most `max_num_batched_tokens` sequences run, whatever `max_num_seqs`
             says, so that each of them gets a row in each step.
         cache: the pool; used by this scheduler alone.
+        num_places: steps that may be under way at once (pipeline stages); decodes are dealt evenly
+            to them.
     """
 
-    def __init__(self, config: SchedulerConfig, cache: KVCacheManager) -> None:
+    def __init__(
+        self, config: SchedulerConfig, cache: KVCacheManager, *, num_places: int = 1
+    ) -> None:
+        assert cache.max_step_rows >= config.max_num_batched_tokens, "promises are too small"
         self._config = config
         self._cache = cache
+        self._num_places = num_places
         self._max_running = min(config.max_num_seqs, config.max_num_batched_tokens)
-        self._requests: dict[int, Request] = {}
-        self._waiting: list[Request] = []
-        self._running: list[Request] = []
-        self._in_flight: ScheduledBatch | None = None
-        self._num_arrived = 0
+        self._queues = Queues()
+        self._flight = Flight()
+        self._distrusted: set[int] = set()  # ended with bad numbers while a step was under way
 
     @property
     def has_work(self) -> bool:
         """A request waits or runs, or a step is under way."""
-        return bool(self._requests) or self._in_flight is not None
+        return len(self._queues) > 0 or len(self._flight) > 0
 
     @property
     def num_running(self) -> int:
         """Requests that hold blocks."""
-        return len(self._running)
+        return len(self._queues.running)
 
     @property
     def num_waiting(self) -> int:
         """Requests that hold none: new or preempted."""
-        return len(self._waiting)
+        return len(self._queues.waiting)
+
+    @property
+    def num_in_flight(self) -> int:
+        """Steps under way."""
+        return len(self._flight)
 
     # Requests come and go.
 
@@ -92,8 +105,7 @@ class Scheduler:
             PromptTooLong: it has no room at all.
             LayoutMismatch: it was made for another KV layout.
         """
-        if request.request_id in self._requests:
-            raise RequestError(f"request id {request.request_id} is in use; ids are given out once")
+        self._queues.check_new(request.request_id)
         if request.kv_layout != self._cache.layout:
             raise LayoutMismatch(
                 f"request {request.request_id} has {request.kv_layout}; "
@@ -105,11 +117,8 @@ class Scheduler:
             raise RequestError(f"max_output_tokens={limit}; must be at most the room of {room}")
         if request.is_finished or (limit and len(request.output_token_ids) >= limit):
             raise RequestError(f"request {request.request_id} has ended")
-        request.arrival, self._num_arrived = self._num_arrived, self._num_arrived + 1
-        request.chain = self._cache.new_chain(request.cache_salt)
-        request.status, request.num_computed_tokens = RequestStatus.WAITING, 0
-        self._requests[request.request_id] = request
-        self._waiting.append(request)
+        request.blocks = self._cache.new_sequence(request.cache_salt)
+        self._queues.add(request)
 
     def abort(self, request_id: int) -> Request | None:
         """End a request whose client has gone; None if it has ended already."""
@@ -120,136 +129,155 @@ class Scheduler:
     ) -> Request | None:
         """End a request for a reason that the driver found; None if it has ended already.
 
-        During a step its blocks stay until `update`, which does not report it.
+        During its step its blocks stay until `update`, which does not report it.
         """
-        request = self._requests.get(request_id)
+        request = self._queues.get(request_id)
         if request is None:
             return None
-        self._retire(request, reason, stop_reason)
-        if not self._is_in_flight(request):
+        self._queues.retire(request, reason, stop_reason)
+        if request not in self._flight:
             self._release(request)
         return request
 
     # A step.
 
     def schedule(self) -> ScheduledBatch | None:
-        """Choose the next step; None if nothing can run, which means that nothing waits."""
-        assert self._in_flight is None, "a step is under way; update comes first"
-        decodes, preempted = self._secure_decodes()
+        """Choose the next step, beside those under way.
+
+        Returns:
+            None if nothing can run now; if no step is under way either, nothing waits.
+        """
+        decodes, preempted, is_short_of_blocks = self._secure_decodes()
         num_rows = self._config.max_num_batched_tokens - len(decodes)
-        longs = [r for r in self._running if r.num_uncomputed_tokens > 1]
-        shorts = [] if preempted else self._admit(num_rows, longs)
+        longs = [r for r in self._idle() if r.num_uncomputed_tokens > 1]
+        shorts = [] if preempted or is_short_of_blocks else self._admit(num_rows, longs)
         num_rows -= sum(r.num_uncomputed_tokens for r in shorts)
-        parts = [_part(r, r.num_uncomputed_tokens) for r in (*decodes, *shorts)]
+        parts = self._with_drafts(decodes, short_row_limit(num_rows, len(longs)))
+        num_rows -= sum(part.num_drafts for part in parts)
+        parts += [_part(r, r.num_uncomputed_tokens) for r in shorts]
         needs = [r.num_uncomputed_tokens for r in longs]
         shares = share_rows(num_rows, needs, [self._row_cap(r) for r in longs])
-        parts += [_part(r, share) for r, share in zip(longs, shares, strict=True)]
+        parts += [_part(r, self._piece(r, n)) for r, n in zip(longs, shares, strict=True)]
         if not parts:
             return None
-        copies, wiped = self._cache.take_edits()
-        self._in_flight = ScheduledBatch(tuple(parts), copies, tuple(preempted), wiped)
-        return self._in_flight
+        for part in parts:
+            end = part.num_computed_tokens + part.num_scheduled_tokens
+            self._cache.grow(part.request.blocks, end)  # promised, or taken above
+        edits = self._cache.take_edits()
+        batch = ScheduledBatch(
+            parts=tuple(parts),
+            copies=edits.copies,
+            preempted=tuple(preempted),
+            wiped_blocks=edits.wiped_blocks,
+            state_copies=edits.state_copies,
+        )
+        self._flight.submit(batch)
+        return batch
 
     def update(
         self,
         batch: ScheduledBatch,
-        tokens: Mapping[int, int | None],
+        tokens: Mapping[int, Sequence[int]],
         failed: Collection[int] = (),
     ) -> list[Request]:
         """Account for a step that has ended on all ranks.
 
         Args:
-            batch: what `schedule` returned last.
-            tokens: by request id, for each part that samples; None where the request asked for no
+            batch: the oldest that `schedule` returned and that has not ended.
+            tokens: by request id, for each part that samples: the tokens that it got, one, and one
+                more for each draft that was right; absent or empty where the request asked for no
                 token (`max_output_tokens` 0).
-            failed: ids whose logits were not finite. They end with `error`; their blocks lose their
-                hashes and are wiped in a later step.
+            failed: ids whose logits were not finite, and others that must not be trusted for it.
+                They end with `error`; their blocks lose their hashes and are wiped in a later step.
         Returns:
-            Requests that ended in this step, in batch order.
+            Requests of the batch that ended in this step, in batch order.
         Raises:
-            PlanMismatch: a sampled token is missing; nothing has changed.
+            PlanMismatch: a sampled token is missing, or there are more than rows; nothing has
+                changed.
         """
-        assert batch is self._in_flight, "update wants the batch that schedule returned last"
-        parts = [(part, part.request) for part in batch.parts]
-        for part, request in parts:
-            due = part.samples and request.max_output_tokens > 0 and not request.is_finished
-            if due and request.request_id not in failed and tokens.get(request.request_id) is None:
-                raise PlanMismatch(f"request {request.request_id} sampled, but no token came back")
-        self._in_flight = None
+        assert batch is self._flight.head, "update wants the oldest batch under way"
+        check_tokens(batch, tokens, failed)
+        self._flight.end_head()
         ended = []
-        for part, request in parts:
-            was_open = not request.is_finished
-            if request.request_id in failed:
+        for part in batch.parts:
+            request, was_open = part.request, not part.request.is_finished
+            if request.request_id in failed or request.request_id in self._distrusted:
                 self._fail(request)
             elif was_open:
-                self._advance(part, tokens)
-            else:
-                self._release(request)
+                self._advance(part, tokens.get(request.request_id, ()))
+            else:  # its step has moved its state on, and was not accounted for
+                self._release(request, has_current_state=False)
             if was_open and request.is_finished:
                 ended.append(request)
-        self._cache.end_step()
+        self._fail_others(failed)
+        self._cache.end_step(batch.copies)
         return ended
 
     def why_waiting(self) -> str | None:
         """What the head of the queue lacks, with numbers; None if nothing waits."""
-        if not self._waiting:
+        if not self._queues.waiting:
             return None
-        head = self._waiting[0]
+        head, running = self._queues.waiting[0], self._queues.running
         name = f"request {head.request_id}"
-        if len(self._running) >= self._max_running:
-            return f"{name} waits for a seat: {len(self._running)} of {self._max_running} run"
+        if len(running) >= self._max_running:
+            return f"{name} waits for a seat: {len(running)} of {self._max_running} run"
         cache = self._cache
+        if not cache.has_free_states:
+            return f"{name} waits for state slots: needs {cache.states_per_sequence}"
         cost = cache.start_cost(self._lookup(head).without_copy(), self._start_need(head))
         if cost > cache.num_available_blocks:
             return (
                 f"{name} waits for blocks: needs {cost} of {cache.virtual_block_size} tokens, "
                 f"{cache.num_available_blocks} of {cache.num_usable_blocks} free"
             )
-        partial = sum(r.num_uncomputed_tokens > 1 for r in self._running)
+        partial = sum(r.num_uncomputed_tokens > 1 for r in running)
         if partial >= self._config.max_num_partial_prefills:
             return f"{name} waits for a prefill slot: {partial} prompts are part-way through"
         return f"{name} waits for the next step"
 
     def audit(self) -> None:
-        """Check between steps that queues and blocks agree.
+        """Check that queues, blocks and slots agree.
 
         Raises:
             AssertionError: names what is wrong.
         """
-        queued = sorted(r.request_id for r in (*self._waiting, *self._running))
-        if queued != sorted(self._requests):
-            raise AssertionError(f"queued {queued}, known {sorted(self._requests)}")
-        self._cache.audit([r.chain for r in self._running])
+        self._queues.audit()
+        ended = [r for r in self._flight.requests() if r.is_finished]
+        self._cache.audit([r.blocks for r in (*self._queues.running, *ended)])
 
     # Filling a step.
 
-    def _secure_decodes(self) -> tuple[list[Request], list[int]]:
-        """Requests with one row to run and a block for it, and the ids preempted to get there."""
+    def _idle(self) -> list[Request]:
+        """Running requests that are in no step."""
+        return [r for r in self._queues.running if r not in self._flight]
+
+    def _secure_decodes(self) -> tuple[list[Request], list[int], bool]:
+        """Requests with one row to run and a block for it, the ids preempted to get there, and
+        whether one has to wait for blocks that a step under way holds.
+        """
         decodes: list[Request] = []
         preempted: list[int] = []
-        for request in tuple(self._running):
-            if request.num_uncomputed_tokens != 1:
-                continue
+        ready = [r for r in self._idle() if r.num_uncomputed_tokens == 1]
+        num_free_places = max(self._num_places - len(self._flight), 1)
+        for request in ready[: -(-len(ready) // num_free_places)]:
             while request.status is RequestStatus.RUNNING:
                 try:
-                    self._cache.grow(request.chain, request.num_tokens)
+                    self._cache.grow(request.blocks, request.num_tokens)
                 except KVCacheFull:
-                    preempted.append(self._preempt_youngest())
+                    victim = self._idle()[-1]
+                    if victim is request and len(self._flight):
+                        return decodes, preempted, True
+                    preempted.append(self._preempt(victim))
                 else:
                     decodes.append(request)
                     break
-        return decodes, preempted
+        return decodes, preempted, False
 
-    def _preempt_youngest(self) -> int:
-        """Send the youngest running request back to the queue, its tokens kept."""
-        assert len(self._running) > 1, "the oldest request must fit into the pool alone"
-        victim = self._running.pop()
-        self._cache.release(victim.chain, victim.token_ids, victim.num_computed_tokens)
-        victim.num_lost_tokens += victim.num_computed_tokens
-        victim.num_preemptions += 1
-        victim.num_computed_tokens = 0
-        victim.status = RequestStatus.WAITING
-        insort(self._waiting, victim, key=_arrival)
+    def _preempt(self, victim: Request) -> int:
+        """Send a running request back to the queue, its tokens kept."""
+        assert self.num_running > 1, "the oldest request must fit into the pool alone"
+        self._release(victim)
+        self._queues.preempt(victim)
         return victim.request_id
 
     def _admit(self, num_rows: int, longs: list[Request]) -> list[Request]:
@@ -257,8 +285,9 @@ class Scheduler:
         shorts: list[Request] = []
         free_rows = num_rows
         passed: list[Request] = []
-        for request in self._waiting[:MAX_CANDIDATES]:
-            if len(self._running) >= self._max_running:
+        max_longs = self._config.max_num_partial_prefills - self._flight.num_partial
+        for request in self._queues.waiting[:MAX_CANDIDATES]:
+            if self.num_running >= self._max_running or not self._cache.has_free_states:
                 break
             if any(r.num_overtakes >= MAX_OVERTAKES for r in passed):
                 break
@@ -271,7 +300,7 @@ class Scheduler:
             if need <= min(short_rows, self._row_cap(request)):
                 shorts.append(request)
                 free_rows -= need
-            elif len(longs) < min(self._config.max_num_partial_prefills, free_rows):
+            elif len(longs) < min(max_longs, free_rows):
                 longs.append(request)
             else:
                 continue
@@ -285,15 +314,38 @@ class Scheduler:
         if not request.num_preemptions and not request.output_token_ids:
             request.num_cached_tokens = hit.num_tokens
             request.no_hit_reason = hit.explain()
-        self._cache.start(request.chain, hit, request.num_tokens)
+        self._cache.start(request.blocks, hit, request.num_tokens)
         request.num_computed_tokens = hit.num_tokens
-        request.status = RequestStatus.RUNNING
-        self._waiting.remove(request)
-        insort(self._running, request, key=_arrival)
+        self._queues.start(request)
+
+    def _with_drafts(self, decodes: Sequence[Request], num_rows: int) -> list[ScheduledPart]:
+        """Decodes with the drafts for which there are rows, blocks and state slots."""
+        parts = []
+        for request in decodes:
+            drafts = self._fitting_drafts(request, num_rows)
+            request.draft_token_ids = ()
+            num_rows -= len(drafts)
+            parts.append(_part(request, 1, drafts))
+        return parts
+
+    def _fitting_drafts(self, request: Request, num_rows: int) -> tuple[int, ...]:
+        # A step brings one token more than it has right drafts, so the last one is never a draft.
+        room = request.max_output_tokens - len(request.output_token_ids) - 1
+        if self._cache.has_states:
+            room = min(room, self._cache.states_per_sequence - 1)
+        count = max(min(len(request.draft_token_ids), room, num_rows), 0)
+        while count:
+            try:
+                self._cache.grow(request.blocks, request.num_tokens + count)
+            except KVCacheFull:
+                count -= 1
+            else:
+                break
+        return request.draft_token_ids[:count]
 
     def _lookup(self, request: Request) -> PrefixHit:
         return self._cache.lookup(
-            request.chain, request.token_ids, excluded=request.skip_prefix_hit
+            request.blocks, request.token_ids, excluded=request.skip_prefix_hit
         )
 
     def _start_need(self, request: Request) -> int:
@@ -309,55 +361,60 @@ class Scheduler:
             return threshold
         return self._config.max_num_batched_tokens
 
+    def _piece(self, request: Request, num_rows: int) -> int:
+        """Rows of a long prompt: a piece ends where a snapshot can be taken, if it gets so far."""
+        end = request.num_computed_tokens + num_rows
+        if not self._cache.has_states or end >= request.num_tokens:
+            return num_rows
+        border = end // self._cache.state_unit * self._cache.state_unit
+        rows_to_border = border - request.num_computed_tokens
+        return rows_to_border if rows_to_border > 0 else num_rows
+
     # Closing a step.
 
-    def _advance(self, part: ScheduledPart, tokens: Mapping[int, int | None]) -> None:
-        """The rows of a part exist now; its token, if it drew one, may end the request."""
+    def _advance(self, part: ScheduledPart, tokens: Sequence[int]) -> None:
+        """The rows of a part exist now; its tokens, if it drew some, may end the request."""
         request = part.request
-        request.num_computed_tokens += part.num_scheduled_tokens
-        self._cache.commit(request.chain, request.token_ids, request.num_computed_tokens)
-        if not part.samples:
-            return
-        token_id = tokens.get(request.request_id)
-        if token_id is not None and request.max_output_tokens:
-            request.append_output(token_id)
-        end = end_of(request)
+        num_accepted, end = append_tokens(part, tokens)
+        request.num_computed_tokens += part.num_known_tokens + num_accepted
+        self._cache.commit(
+            request.blocks, request.token_ids, request.num_computed_tokens, num_accepted
+        )
         if end is not None:
-            self._retire(request, *end)
+            self._queues.retire(request, *end)
             self._release(request)
 
     def _fail(self, request: Request) -> None:
         """End a request whose numbers went bad; nothing of it may be found or read again."""
         if not request.is_finished:
-            self._retire(request, "error", None)
-        self._cache.quarantine(request.chain)
+            self._queues.retire(request, "error", None)
+        if request in self._flight:
+            self._distrusted.add(request.request_id)
+        else:
+            self._distrusted.discard(request.request_id)
+            self._cache.quarantine(request.blocks)
 
-    def _retire(
-        self, request: Request, reason: FinishReason, stop_reason: int | str | None
-    ) -> None:
-        """Take a request out of all queues; its blocks follow."""
-        queue = self._waiting if request.status is RequestStatus.WAITING else self._running
-        queue.remove(request)
-        del self._requests[request.request_id]
-        request.status = RequestStatus.FINISHED
-        request.finish_reason, request.stop_reason = reason, stop_reason
+    def _fail_others(self, failed: Collection[int]) -> None:
+        """End those that failed with a request of the batch, wherever they stand."""
+        if failed:
+            for request in (*self._flight.requests(), *self._queues.everyone()):
+                if request.request_id in failed:
+                    self._fail(request)
 
-    def _release(self, request: Request) -> None:
-        self._cache.release(request.chain, request.token_ids, request.num_computed_tokens)
-
-    def _is_in_flight(self, request: Request) -> bool:
-        batch = self._in_flight
-        return batch is not None and any(part.request is request for part in batch.parts)
+    def _release(self, request: Request, *, has_current_state: bool = True) -> None:
+        self._cache.release(
+            request.blocks,
+            request.token_ids,
+            request.num_computed_tokens,
+            has_current_state=has_current_state,
+        )
 
 
-def _part(request: Request, num_rows: int) -> ScheduledPart:
+def _part(request: Request, num_rows: int, drafts: tuple[int, ...] = ()) -> ScheduledPart:
     return ScheduledPart(
         request=request,
         num_computed_tokens=request.num_computed_tokens,
-        num_scheduled_tokens=num_rows,
+        num_scheduled_tokens=num_rows + len(drafts),
         samples=num_rows == request.num_uncomputed_tokens,
+        draft_token_ids=drafts,
     )
-
-
-def _arrival(request: Request) -> int:
-    return request.arrival

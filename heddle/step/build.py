@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from heddle.scheduler.batch import ScheduledBatch, ScheduledPart
-from heddle.scheduler.request import Request
-from heddle.step.batch import GlobalBatch, SampleSpec, ScheduledRequest
+from heddle.step.batch import GlobalBatch, SampleSpec, ScheduledRequest, StateCopy, StateUse
 from heddle.step.topology import Topology
 
 BadWordIds = tuple[tuple[int, ...], ...]
@@ -21,6 +20,8 @@ def build_batch(
     bad_words: Mapping[int, BadWordIds],
 ) -> GlobalBatch:
     """Describe a step as plain data; nothing in it is local to a rank.
+
+    Call it before the scheduler changes anything: tables and slots are read as they stand.
 
     Args:
         scheduled: who runs, how many rows, which blocks.
@@ -38,11 +39,14 @@ def build_batch(
         ),
         copies=tuple(scheduled.copies),
         wiped_blocks=tuple(scheduled.wiped_blocks),
+        state_copies=tuple(
+            StateCopy(source=source, target=target) for source, target in scheduled.state_copies
+        ),
     )
 
 
 def _describe(part: ScheduledPart, topology: Topology, bad_words: BadWordIds) -> ScheduledRequest:
-    request, layout = part.request, part.request.kv_layout
+    request = part.request
     start = part.num_computed_tokens
     end = start + part.num_scheduled_tokens
     logprobs = request.params.prompt_logprobs
@@ -50,10 +54,14 @@ def _describe(part: ScheduledPart, topology: Topology, bad_words: BadWordIds) ->
         request_id=request.request_id,
         token_ids=part.token_ids,
         num_computed_tokens=start,
-        block_table=tuple(request.block_table[: layout.num_virtual_blocks(end)]),
-        start_rank=layout.start_rank,
-        layout_fingerprint=layout.fingerprint(topology.mesh.num_slices, topology.kv_cache_dtype),
-        sample=_spec(request, bad_words) if part.samples else None,
+        block_tables=tuple(
+            tuple(table[: topology.kv_layout(group).num_virtual_blocks(end)])
+            for group, table in enumerate(request.block_tables)
+        ),
+        start_rank=request.blocks.start_rank,
+        layout_fingerprint=_fingerprint(part, topology),
+        samples=tuple(_spec(part, row, bad_words) for row in range(part.num_sampled_rows)),
+        state=_state_use(part),
         # Row i of the part predicts position start + i + 1, as long as the prompt holds it.
         prompt_logprob_targets=()
         if logprobs is None
@@ -62,8 +70,27 @@ def _describe(part: ScheduledPart, topology: Topology, bad_words: BadWordIds) ->
     )
 
 
-def _spec(request: Request, bad_words: BadWordIds) -> SampleSpec:
-    position = len(request.output_token_ids)
+def _fingerprint(part: ScheduledPart, topology: Topology) -> int:
+    """That of the layouts, for a sequence made for them; for any other its own, which every rank
+    refuses.
+    """
+    made_for = part.request.kv_layout
+    if made_for is None or made_for == topology.kv_layout():
+        return topology.fingerprint(part.request.blocks.start_rank)
+    return made_for.fingerprint(topology.mesh.num_slices, topology.kv_cache_dtype)
+
+
+def _state_use(part: ScheduledPart) -> StateUse | None:
+    """Slots of the recurrent state: one for the last row, and one per draft row."""
+    use = part.request.blocks.state_use(max(part.num_sampled_rows, 1))
+    return None if use is None else StateUse(source=use[0], targets=use[1])
+
+
+def _spec(part: ScheduledPart, row: int, bad_words: BadWordIds) -> SampleSpec:
+    """How to draw the token after the first `row` drafts, as if they were outputs."""
+    request = part.request
+    outputs = (*request.output_token_ids, *part.draft_token_ids[:row])
+    position = len(outputs)
     needs_output = bool(bad_words) or request.params.has_penalties
     needs_prompt = request.params.repetition_penalty != 1.0
     is_forced = position < len(request.teacher)
@@ -75,7 +102,7 @@ def _spec(request: Request, bad_words: BadWordIds) -> SampleSpec:
         eos_token_ids=() if request.params.ignore_eos else tuple(request.eos_token_ids),
         # Long prompts would dominate the message, so they travel only where they change logits.
         prompt_token_ids=tuple(request.prompt_token_ids) if needs_prompt else (),
-        output_token_ids=tuple(request.output_token_ids) if needs_output else (),
+        output_token_ids=outputs if needs_output else (),
         bad_word_ids=bad_words,
         forced_token_id=request.teacher[position] if is_forced else None,
         return_logits=request.return_logits,

@@ -29,6 +29,7 @@ def identity(layout=LAYOUT, slices=1, model="m", dtype="float32"):
         identity(slices=2),
         identity(model="n"),
         identity(dtype="bfloat16"),
+        replace(identity(), place="group 1"),
     ],
 )
 def test_roots_differ_when_any_field_differs(other):

@@ -2,94 +2,157 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from heddle.config.visibility import Visibility
 from heddle.errors import KVCacheFull
-from tests.kvcache.fake_rows import FakeRows, rows_of
-from tests.kvcache.test_manager import make_cache
+from tests.kvcache.fake_rows import FakeRows
+from tests.kvcache.test_manager import make_cache, spec
+
+WINDOWS = st.sampled_from(
+    [
+        Visibility("window", 1),
+        Visibility("window", 3),
+        Visibility("window", 4, num_first=3),
+        Visibility("chunk", 3),
+    ]
+)
+MAX_ROWS = 4
 
 
 class Sequence:
-    """A live sequence: its tokens, its chain and how far it has got."""
+    """A live sequence: its tokens, what it owns, and how far it has got."""
 
-    def __init__(self, chain, tokens, num_computed):
-        self.chain, self.tokens, self.num_computed = chain, tokens, num_computed
+    def __init__(self, blocks, tokens, num_computed):
+        self.blocks, self.tokens, self.num_computed = blocks, tokens, num_computed
 
 
 class ManagerMachine(RuleBasedStateMachine):
-    @initialize(ranks=st.integers(1, 3), block_size=st.integers(1, 2), num_blocks=st.integers(3, 9))
-    def make(self, ranks, block_size, num_blocks):
-        self.cache = make_cache(num_blocks, ranks=ranks, block_size=block_size)
-        self.unit = ranks * block_size
-        self.rows = FakeRows(num_blocks, self.unit)
+    @initialize(
+        ranks=st.integers(1, 3),
+        block_size=st.integers(1, 2),
+        num_blocks=st.integers(3, 14),
+        has_full=st.booleans(),
+        windows=st.lists(st.tuples(WINDOWS, st.integers(1, 2)), max_size=2),
+        states=st.sampled_from([0, 0, 1, 2, 3]),
+        spare_states=st.integers(0, 3),
+        unit=st.integers(1, 4),
+        rotates=st.booleans(),
+        caching=st.sampled_from([True, True, False]),
+    )
+    def make(
+        self, ranks, block_size, num_blocks, has_full, windows, states, spare_states, unit,
+        rotates, caching,
+    ):  # fmt: skip
+        groups = [spec(ranks=ranks, block_size=block_size)] * (has_full or not windows)
+        groups += [spec(rule, size, block_size) for rule, size in windows]
+        num_slots = 1 + states + spare_states if states else 0
+        self.cache = make_cache(
+            num_blocks,
+            groups=groups,
+            max_step_rows=MAX_ROWS,
+            caching=caching,
+            num_state_slots=num_slots,
+            states_per_sequence=max(states, 1),
+            state_unit=unit,
+            rotates=rotates,
+        )
+        self.rows = FakeRows(num_blocks, groups, num_slots)
         self.live = []
         self.copied = {}  # source -> its rows when the copy was scheduled
 
     def pick(self, data):
         return data.draw(st.sampled_from(self.live))
 
+    def tables(self, sequence):
+        return [block for table in sequence.blocks.block_tables for block in table if block]
+
+    def spoil_new(self, sequence, before):
+        self.rows.spoil(set(self.tables(sequence)) - set(before))
+
     @rule(tokens=st.lists(st.integers(0, 1), min_size=1, max_size=10))
     def start(self, tokens):
-        chain = self.cache.new_chain()
-        hit = self.cache.fitting(self.cache.lookup(chain, tokens), len(tokens))
+        blocks = self.cache.new_sequence()
+        hit = self.cache.fitting(self.cache.lookup(blocks, tokens), len(tokens))
         if hit is None:
+            if not self.live and not self.copied and self.cache.has_free_states:
+                assert len(tokens) > self.cache.usable_tokens, "an empty pool refused what fits"
             return
         assert hit.num_tokens < len(tokens)
-        before = self.cache.num_available_blocks
-        self.cache.start(chain, hit, len(tokens))
-        new = chain.block_table[len(hit.blocks) :]
-        assert before - self.cache.num_available_blocks >= len(new)
-        self.rows.spoil(new)
-        if hit.num_copied:
-            self.copied[hit.copy_source] = list(self.rows.rows[hit.copy_source])
-        self.live.append(Sequence(chain, tokens, hit.num_tokens))
+        cost, before = self.cache.start_cost(hit, len(tokens)), self.cache.num_available_blocks
+        self.cache.start(blocks, hit, len(tokens))
+        assert before - self.cache.num_available_blocks == cost
+        sequence = Sequence(blocks, tokens, hit.num_tokens)
+        self.spoil_new(sequence, {block for part in hit.groups for block in part.shared})
+        for part in hit.groups:
+            if part.num_copied:
+                self.copied[part.copy_source] = dict(self.rows.rows[part.copy_source])
+        self.live.append(sequence)
 
     @precondition(lambda self: self.live)
     @rule(data=st.data())
     def run_step(self, data):
-        """A step in which each sequence computes some of its rows, and may draw a token after."""
-        self.rows.edit(*self.cache.take_edits())
-        written = []
+        """Each sequence computes some of its rows, the last ones as drafts that may be wrong."""
+        plans = []
         for sequence in self.live:
             rest = len(sequence.tokens) - sequence.num_computed
-            count = data.draw(st.integers(0, rest))
-            start = sequence.num_computed
-            table = sequence.chain.block_table
-            written += self.rows.write(table, sequence.tokens, start, start + count)
-            sequence.num_computed += count
+            count = data.draw(st.integers(0, min(rest, MAX_ROWS)))
+            if count:
+                before = self.tables(sequence)
+                self.cache.grow(sequence.blocks, sequence.num_computed + count)  # promised
+                self.spoil_new(sequence, before)
+                kept = data.draw(st.integers(1, min(count, self.cache.states_per_sequence)))
+                plans.append((sequence, count, kept, data.draw(st.integers(0, kept - 1))))
+        edits = self.cache.take_edits()
+        self.rows.edit(edits)
+        written = []
+        for sequence, count, kept, _ in plans:
+            start, end = sequence.num_computed, sequence.num_computed + count
+            written += self.rows.write(sequence.blocks, sequence.tokens, start, end)
+            self.rows.run_state(sequence.blocks, sequence.tokens, start, end, kept)
         assert len(written) == len(set(written)), "two sequences wrote into one block"
         assert not set(written) & set(self.copied), "a donor was written"
         for source, rows in self.copied.items():
             assert self.rows.rows[source] == rows
         self.copied.clear()
-        for sequence in self.live:
-            self.cache.commit(sequence.chain, sequence.tokens, sequence.num_computed)
-        self.cache.end_step()
+        for sequence, count, kept, accepted in plans:
+            sequence.num_computed += count - kept + 1 + accepted
+            self.cache.commit(sequence.blocks, sequence.tokens, sequence.num_computed, accepted)
+        self.cache.end_step(edits.copies)
 
     @precondition(lambda self: self.live)
     @rule(data=st.data(), token=st.integers(0, 1))
     def extend(self, data, token):
         sequence = self.pick(data)
-        table = list(sequence.chain.block_table)
-        try:
-            self.cache.grow(sequence.chain, len(sequence.tokens) + 1)
-        except KVCacheFull:
-            assert sequence.chain.block_table == table
+        before = self.tables(sequence)
+        if sequence.num_computed + MAX_ROWS < len(sequence.tokens) + 1:
             return
-        self.rows.spoil(sequence.chain.block_table[len(table) :])
+        try:
+            self.cache.grow(sequence.blocks, len(sequence.tokens) + 1)
+        except KVCacheFull:
+            assert self.tables(sequence) == before
+            if self.live == [sequence] and not self.copied:
+                assert len(sequence.tokens) + 1 > self.cache.usable_tokens
+            return
+        self.spoil_new(sequence, before)
         sequence.tokens = [*sequence.tokens, token]
 
     @precondition(lambda self: self.live and not self.copied)
-    @rule(data=st.data(), quarantine=st.booleans())
-    def end(self, data, quarantine):
+    @rule(data=st.data(), quarantine=st.booleans(), has_state=st.booleans())
+    def end(self, data, quarantine, has_state):
         sequence = self.pick(data)
         self.live.remove(sequence)
         if quarantine:
-            self.cache.quarantine(sequence.chain)
+            self.cache.quarantine(sequence.blocks)
         else:
-            self.cache.release(sequence.chain, sequence.tokens, sequence.num_computed)
+            self.release(sequence, has_current_state=has_state)
+
+    def release(self, sequence, **options):
+        self.cache.release(sequence.blocks, sequence.tokens, sequence.num_computed, **options)
 
     @rule()
     def reset(self):
@@ -99,7 +162,7 @@ class ManagerMachine(RuleBasedStateMachine):
     @rule()
     def drain(self):
         for sequence in self.live:
-            self.cache.release(sequence.chain, sequence.tokens, sequence.num_computed)
+            self.release(sequence)
         self.live.clear()
         self.cache.audit([])
         assert self.cache.num_available_blocks == self.cache.num_usable_blocks
@@ -108,16 +171,40 @@ class ManagerMachine(RuleBasedStateMachine):
     def counts_and_content_agree(self):
         if not hasattr(self, "cache"):
             return
-        self.cache.audit([sequence.chain for sequence in self.live])
-        held = {block for sequence in self.live for block in sequence.chain.block_table}
-        held |= set(self.copied)
-        assert self.cache.num_available_blocks == self.cache.num_usable_blocks - len(held)
+        self.cache.audit([sequence.blocks for sequence in self.live])
+        full = {
+            block
+            for sequence in self.live
+            for group, table in zip(self.cache.groups, sequence.blocks.block_tables, strict=True)
+            if group.visibility.is_full
+            for block in table
+        }
+        windows = [
+            chain.num_reserved
+            for sequence in self.live
+            for group, chain in zip(self.cache.groups, sequence.blocks.chains, strict=True)
+            if not group.visibility.is_full
+        ]
+        available = self.cache.num_available_blocks
+        assert available >= 0
         if self.copied:
             return  # rows of a copy arrive with the next step
+        assert available == self.cache.num_usable_blocks - len(full) - sum(windows)
         for sequence in self.live:
-            count = sequence.num_computed
-            rows = self.rows.read(sequence.chain.block_table, count)
-            assert rows == rows_of(sequence.tokens)[:count]
+            self.rows.check_sequence(sequence.blocks, sequence.tokens, sequence.num_computed)
+
+    @invariant()
+    def window_blocks_have_one_use(self):
+        if not hasattr(self, "cache"):
+            return
+        uses = Counter(
+            (block, group)
+            for sequence in self.live
+            for group, table in enumerate(sequence.blocks.block_tables)
+            for block in set(filter(None, table))
+        )
+        blocks = [block for block, _ in uses]
+        assert len(set(blocks)) == len(blocks), "a page belongs to two groups"
 
 
 TestManager = ManagerMachine.TestCase

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from heddle.config import CacheConfig, ModelConfig
+from heddle.config.model import LayerKind, RecurrentConfig
+from heddle.config.visibility import Visibility
 from heddle.errors import ConfigError
-from heddle.layout.pool import PoolRequest, pool_blocks
+from heddle.layout.pool import PoolRequest, pool_blocks, pool_state_slots, state_slot_bytes
 from tests.support.layouts import degrees
 from tests.support.models import latent_config, model_config
 
@@ -111,3 +114,91 @@ def test_a_given_number_of_blocks_wins() -> None:
 def test_a_pool_that_no_accounting_can_hold_is_refused(cache: CacheConfig) -> None:
     with pytest.raises(ConfigError, match=r"has at most 16,777,216 \(nearest: 16777216\)"):
         pool_blocks(request(cache=cache, max_num_seqs=10**12))
+
+
+def hybrid(**changes: Any) -> ModelConfig:
+    """One layer in six sees everything, the others a window of 64."""
+    window = LayerKind(visibility=Visibility("window", 64))
+    kinds = tuple(LayerKind() if at % 6 == 5 else window for at in range(30))
+    return model_config(layer_kinds=kinds, **changes)
+
+
+def recurrent(num_attention: int = 6) -> ModelConfig:
+    kinds = tuple(
+        LayerKind() if at < num_attention else LayerKind(mixer="recurrent") for at in range(30)
+    )
+    return model_config(layer_kinds=kinds)
+
+
+def test_a_page_has_the_layers_of_one_group() -> None:
+    asked = request(model=hybrid())
+    assert [len(group.layers) for group in asked.groups] == [5] * 6
+    assert asked.block_bytes == 16 * 5 * 3 * 128 * 4
+
+
+def test_a_stage_pays_for_its_own_layers_only() -> None:
+    for stages, layers in ((1, 30), (2, 15), (4, 8), (30, 1)):
+        asked = request(parallel=degrees(1, 1, 1, pipeline_parallel_size=stages))
+        assert asked.block_bytes == 16 * layers * 3 * 128 * 4
+
+
+def test_windows_fill_no_more_than_they_show() -> None:
+    asked = request(model=hybrid(), max_num_seqs=2, max_num_batched_tokens=100)
+    # A run of 63 + 100 tokens touches at most 12 blocks of 16; there are 5 groups of windows.
+    assert asked.max_blocks == 2 * (512 + 5 * 12) + 1
+    blocks, why = pool_blocks(
+        request(
+            model=hybrid(), max_num_batched_tokens=100, cache=CacheConfig(num_blocks_override=101)
+        )
+    )
+    assert blocks == 101
+    assert "640 usable tokens in all" in why  # 100 - 60 blocks are left to full attention
+
+
+def test_states_take_room_for_all_sequences_and_as_many_snapshots() -> None:
+    asked = request(model=recurrent(), max_num_seqs=3, states_per_sequence=2, state_slot_bytes=1000)
+    assert pool_state_slots(asked) == 3 * 3 + 1
+    assert pool_state_slots(request()) == 0
+    blocks, _ = pool_blocks(replace(asked, max_num_seqs=10**6, state_slot_bytes=0))
+    fewer, _ = pool_blocks(replace(asked, max_num_seqs=10**6, state_slot_bytes=1 << 20))
+    assert pool_state_slots(replace(asked, max_num_seqs=10**6, state_slot_bytes=1 << 20)) == 512
+    assert fewer == blocks // 2
+
+
+def test_a_pool_without_a_state_for_one_sequence_is_refused_and_the_suggestion_works() -> None:
+    small = request(
+        model=recurrent(), state_slot_bytes=1 << 20, cache=CacheConfig(kv_cache_memory_bytes=10**6)
+    )
+    with pytest.raises(ConfigError, match="2 recurrent states of 1,048,576 bytes") as caught:
+        pool_blocks(small)
+    found = re.search(r"kv_cache_memory_bytes to at least (\d+)", str(caught.value))
+    assert found is not None
+    mended = replace(small, cache=CacheConfig(kv_cache_memory_bytes=int(found[1])))
+    assert pool_state_slots(mended) >= 2
+    assert pool_blocks(mended)[0] >= 2
+
+
+def test_without_attention_there_is_no_block_to_give() -> None:
+    asked = request(model=recurrent(0), state_slot_bytes=1 << 20, max_num_seqs=4)
+    blocks, why = pool_blocks(asked)
+    assert (blocks, pool_state_slots(asked)) == (1, 9)
+    assert "no layer stores keys; 9 state slots" in why
+
+
+def test_a_state_is_that_of_the_fullest_stage_on_the_rank_with_most_heads() -> None:
+    config = RecurrentConfig(
+        method="gated_delta",
+        num_heads=6,
+        num_key_heads=2,
+        key_dim=4,
+        value_dim=8,
+        conv_kernel=4,
+        norm_groups=6,
+    )
+    model = replace(recurrent(10), recurrent=config)  # layers 10 .. 29 are recurrent
+    for tp, stages, layers, heads, keys in ((1, 1, 20, 6, 2), (2, 1, 20, 3, 1), (1, 3, 10, 6, 2)):
+        parallel = degrees(tp, 1, 1, pipeline_parallel_size=stages)
+        state, history = heads * 4 * 8, 3 * (2 * keys * 4 + heads * 8)
+        assert state_slot_bytes(model, parallel, "bfloat16") == layers * (4 * state + 2 * history)
+        assert state_slot_bytes(model, parallel, "float64") == layers * 8 * (state + history)
+    assert state_slot_bytes(model_config(), degrees(1, 1, 1), "float32") == 0

@@ -20,4 +20,4 @@ def test_outputs_that_exist_already_count_as_tokens_to_compute():
     assert (request.num_prompt_tokens, request.num_tokens) == (3, 5)
     request.num_computed_tokens = 4
     assert request.num_uncomputed_tokens == 1
-    assert (request.block_table, request.is_finished) == ([], False)
+    assert (request.block_tables, request.is_finished) == ((), False)

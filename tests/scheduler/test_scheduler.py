@@ -18,7 +18,7 @@ from heddle.scheduler.policy import (
     MAX_OVERTAKES,
 )
 from heddle.scheduler.request import Request
-from tests.scheduler.harness import Engine, golden, next_token
+from tests.scheduler.harness import Engine, golden
 
 IGNORE_EOS = SamplingParams(ignore_eos=True)
 
@@ -354,12 +354,12 @@ def test_an_abort_at_any_moment_returns_all_blocks_and_spares_the_neighbour(step
         assert engine.scheduler.abort(victim.request_id) is None
 
     if under_way:
-        held = list(victim.block_table)
-        engine.step(during=lambda: (abort(), held.extend(victim.block_table)))
+        held = list(victim.block_tables[0])
+        engine.step(during=lambda: (abort(), held.extend(victim.block_tables[0])))
         assert held, "blocks must stay until the step has ended"
     else:
         abort()
-    assert victim.block_table == []
+    assert victim.block_tables == ([],)
     assert victim.num_computed_tokens == rows, "prefill went on"
     assert (victim.finish_reason, victim.is_finished) == ("abort", True)
     engine.drain()
@@ -396,7 +396,7 @@ def test_a_lost_token_stops_the_step_before_anything_changes():
     with pytest.raises(PlanMismatch, match="request 0 sampled, but no token came back"):
         engine.scheduler.update(batch, {})
     assert (request.num_computed_tokens, request.output_token_ids) == (0, [])
-    engine.scheduler.update(batch, {0: 5})
+    engine.scheduler.update(batch, {0: [5]})
     assert (request.num_computed_tokens, request.output_token_ids) == (5, [5])
 
 
@@ -410,10 +410,10 @@ def test_a_failed_request_takes_nothing_with_it(bad_step):
         engine.add(text(seed, 10), 6, params=IGNORE_EOS)
     for _ in range(bad_step - 1):
         engine.step()
-    blocks = set(engine.requests[1].block_table)
+    blocks = set(engine.requests[1].block_tables[0])
     ended = engine.step(failed=[1])
     bad = engine.requests[1]
-    assert (ended, bad.finish_reason, bad.block_table) == ([bad], "error", [])
+    assert (ended, bad.finish_reason, bad.block_tables) == ([bad], "error", ([],))
     engine.step()
     wiped = engine.batches[-1].wiped_blocks
     assert len(wiped) == 2
@@ -489,12 +489,15 @@ def test_a_replayed_request_goes_on_where_it_was():
     assert request.output_token_ids == golden(prompt, 8, never)
 
 
-def test_a_step_under_way_must_end_before_the_next():
+def test_steps_end_in_the_order_in_which_they_began():
     engine = Engine()
     engine.add(text(0, 3))
-    batch = engine.scheduler.schedule()
-    with pytest.raises(AssertionError, match="a step is under way"):
-        engine.scheduler.schedule()
-    engine.scheduler.update(batch, {0: next_token(text(0, 3))})
-    with pytest.raises(AssertionError, match="the batch that schedule returned last"):
-        engine.scheduler.update(batch, {})
+    first = engine.scheduler.schedule()
+    engine.add(text(1, 3))
+    second = engine.scheduler.schedule()
+    with pytest.raises(AssertionError, match="the oldest batch under way"):
+        engine.scheduler.update(second, {1: [5]})
+    engine.scheduler.update(first, {0: [5]})
+    engine.scheduler.update(second, {1: [6]})
+    with pytest.raises(AssertionError, match="the oldest batch under way"):
+        engine.scheduler.update(first, {})

@@ -7,11 +7,20 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from heddle.config import SamplingParams
+from heddle.config.visibility import Visibility
 from heddle.errors import PromptTooLong
 from heddle.scheduler.policy import MAX_OVERTAKES
 from tests.scheduler.harness import EOS, Engine, golden
 
 WINDOW = 60
+WINDOWS = st.sampled_from(
+    [
+        Visibility("window", 1),
+        Visibility("window", 5),
+        Visibility("window", 6, num_first=3),
+        Visibility("chunk", 8),
+    ]
+)
 SHARED = [1, 2, 2, 1, 1, 2, 1, 2, 2, 2, 1, 2, 1, 1, 1, 2]
 REQUESTS = st.tuples(
     st.integers(0, 16),  # tokens of SHARED that the prompt begins with
@@ -32,8 +41,18 @@ class SchedulerMachine(RuleBasedStateMachine):
         partial=st.integers(1, 3),
         threshold=st.sampled_from([0, 3]),
         caching=st.sampled_from([True, True, False]),
+        has_full=st.booleans(),
+        windows=st.lists(st.tuples(WINDOWS, st.integers(1, 2)), max_size=2),
+        states=st.sampled_from([0, 0, 1, 3]),
+        spare_states=st.integers(0, 4),
+        unit=st.integers(1, 6),
+        rotates=st.booleans(),
+        num_places=st.sampled_from([1, 1, 2, 3]),
     )
-    def make(self, usable_blocks, ranks, block_size, budget, seqs, partial, threshold, caching):
+    def make(
+        self, usable_blocks, ranks, block_size, budget, seqs, partial, threshold, caching,
+        has_full, windows, states, spare_states, unit, rotates, num_places,
+    ):  # fmt: skip
         self.engine = Engine(
             usable_blocks=usable_blocks,
             ranks=ranks,
@@ -44,6 +63,13 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_num_partial_prefills=partial,
             long_prefill_token_threshold=threshold,
             max_model_len=WINDOW,
+            has_full=has_full or not windows,
+            windows=windows,
+            num_state_slots=1 + states + spare_states if states else 0,
+            states_per_sequence=max(states, 1),
+            state_unit=unit,
+            rotates=rotates,
+            num_places=num_places,
         )
         self.aborted = set()
         self.failed = set()
@@ -66,9 +92,10 @@ class SchedulerMachine(RuleBasedStateMachine):
             except PromptTooLong:
                 assert len(prompt) > self.engine.cache.usable_tokens
 
-    @rule(count=st.integers(1, 8))
-    def run_steps(self, count):
+    @rule(count=st.integers(1, 8), drafts=st.integers(0, 4), right=st.integers(0, 4))
+    def run_steps(self, count, drafts, right):
         for _ in range(count):
+            self.engine.guess(drafts, min(drafts, right))
             self.engine.step()
 
     @precondition(lambda self: self.open_ids())

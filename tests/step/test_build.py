@@ -1,16 +1,20 @@
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
 
 from heddle.config import SamplingParams
+from heddle.config.model import LayerKind
+from heddle.config.visibility import Visibility
 from heddle.kvcache.chain import BlockChain
 from heddle.kvcache.copies import BlockCopy
+from heddle.kvcache.sequence import SequenceBlocks, SequenceStates
 from heddle.layout.kv import KVLayout
 from heddle.scheduler.batch import ScheduledBatch, ScheduledPart
 from heddle.scheduler.request import Request
-from heddle.step.batch import GlobalBatch, ScheduledRequest
+from heddle.step.batch import GlobalBatch, ScheduledRequest, StateCopy, StateUse
 from heddle.step.build import build_batch
 from heddle.step.topology import Topology
 from tests.support.batches import make_topology
@@ -27,7 +31,7 @@ def request(outputs: tuple[int, ...] = (), params: Any = None, **fields: Any) ->
         max_output_tokens=9,
         kv_layout=TOPOLOGY.kv_layout(),
         output_token_ids=list(outputs),
-        chain=BlockChain(root=b"", block_table=[4, 2, 9, 5]),
+        blocks=SequenceBlocks(candidates={0: [BlockChain(root=b"", block_table=[4, 2, 9, 5])]}),
         **fields,
     )
 
@@ -48,11 +52,11 @@ def test_tokens_and_blocks_cover_exactly_the_scheduled_rows() -> None:
     chunk = one(request(), 3, 6, False)
     assert chunk.token_ids == (13, 14, 15, 16, 17, 18)
     assert chunk.num_computed_tokens == 3
-    assert chunk.block_table == (4, 2)  # 9 tokens in blocks of 8
-    assert chunk.sample is None
+    assert chunk.block_tables == ((4, 2),)  # 9 tokens in blocks of 8
+    assert chunk.samples == ()
     resumed = one(request((50, 51)), 18, 4, True)
     assert resumed.token_ids == (28, 29, 50, 51)
-    assert resumed.block_table == (4, 2, 9)
+    assert resumed.block_tables == ((4, 2, 9),)
     decode = one(request((50, 51)), 21, 1, True)
     assert decode.token_ids == (51,)
 
@@ -74,14 +78,12 @@ def test_edits_travel_with_the_batch() -> None:
 def test_sample_says_position_seed_and_end_ids() -> None:
     params = SamplingParams(temperature=0.5)
     source = request((50, 51), params, seed=99, choice=3, eos_token_ids=(1, 2))
-    sample = one(source, 21, 1, True).sample
-    assert sample is not None
+    (sample,) = one(source, 21, 1, True).samples
     assert sample.params is params
     assert (sample.seed, sample.choice, sample.position) == (99, 3, 2)
     assert sample.eos_token_ids == (1, 2)
     ignoring = request((), SamplingParams(ignore_eos=True), eos_token_ids=(1, 2))
-    sample = one(ignoring, 0, 20, True).sample
-    assert sample is not None
+    (sample,) = one(ignoring, 0, 20, True).samples
     assert sample.eos_token_ids == ()
 
 
@@ -98,8 +100,7 @@ def test_sample_says_position_seed_and_end_ids() -> None:
 def test_long_ids_travel_only_where_they_change_logits(
     params: SamplingParams, bad_words: Any, prompt: bool, output: bool
 ) -> None:
-    found = one(request((50,), params), 20, 1, True, bad_words={7: bad_words}).sample
-    assert found is not None
+    (found,) = one(request((50,), params), 20, 1, True, bad_words={7: bad_words}).samples
     assert found.prompt_token_ids == (PROMPT if prompt else ())
     assert found.output_token_ids == ((50,) if output else ())
     assert found.bad_word_ids == bad_words
@@ -107,13 +108,14 @@ def test_long_ids_travel_only_where_they_change_logits(
 
 def test_teacher_forces_by_position_and_ends() -> None:
     forced = [
-        one(
-            request(outputs, teacher=(60, 61), return_logits=True), 19, 1 + len(outputs), True
-        ).sample
+        sample
         for outputs in ((), (60,), (60, 61))
+        for sample in one(
+            request(outputs, teacher=(60, 61), return_logits=True), 19, 1 + len(outputs), True
+        ).samples
     ]
-    assert [sample.forced_token_id for sample in forced if sample] == [60, 61, None]
-    assert all(sample is not None and sample.return_logits for sample in forced)
+    assert [sample.forced_token_id for sample in forced] == [60, 61, None]
+    assert all(sample.return_logits for sample in forced)
 
 
 @pytest.mark.parametrize(
@@ -138,3 +140,54 @@ def test_each_row_predicts_the_next_prompt_token(
 def test_outputs_are_never_prompt_logprob_targets() -> None:
     source = request((50, 51), SamplingParams(prompt_logprobs=0))
     assert one(source, 18, 4, True).prompt_logprob_targets == (29,)
+
+
+def test_each_draft_row_is_drawn_as_if_the_drafts_before_it_were_outputs() -> None:
+    source = request((50, 51), SamplingParams(frequency_penalty=0.5), teacher=(60, 61, 62, 63))
+    part = ScheduledPart(source, 21, 3, True, draft_token_ids=(52, 53))
+    (found,) = build([part]).requests
+    assert found.token_ids == (51, 52, 53)
+    assert found.block_tables == ((4, 2, 9),)  # 24 positions in blocks of 8
+    assert [sample.position for sample in found.samples] == [2, 3, 4]
+    assert [sample.output_token_ids for sample in found.samples] == [
+        (50, 51),
+        (50, 51, 52),
+        (50, 51, 52, 53),
+    ]
+    assert [sample.forced_token_id for sample in found.samples] == [62, 63, None]
+
+
+def test_states_are_read_from_one_slot_and_kept_for_each_row_that_may_be_the_last() -> None:
+    source = request((50, 51))
+    assert one(source, 21, 1, True).state is None
+    source.blocks.states = SequenceStates(BlockChain(root=b""), slots=[3, 5, 4])
+    assert one(source, 0, 4, False).state == StateUse(source=0, targets=(3,))
+    source.blocks.states.has_state = True
+    part = ScheduledPart(source, 21, 3, True, draft_token_ids=(52, 53))
+    (found,) = build([part]).requests
+    assert found.state == StateUse(source=3, targets=(3, 5, 4))
+    source.blocks.states.advance(1)
+    assert one(source, 22, 1, True).state == StateUse(source=5, targets=(5,))
+
+
+def test_state_copies_keep_their_order() -> None:
+    batch = build([], state_copies=((4, 2), (2, 7)))
+    assert batch.state_copies == (StateCopy(source=4, target=2), StateCopy(source=2, target=7))
+
+
+def test_tables_of_all_groups_travel_with_their_holes_and_the_start_rank() -> None:
+    topology = dataclasses.replace(
+        TOPOLOGY,
+        model=dataclasses.replace(
+            TOPOLOGY.model,
+            num_layers=2,
+            layer_kinds=(LayerKind(), LayerKind(visibility=Visibility("window", 4))),
+        ),
+    )
+    source = request()
+    chains = [BlockChain(b"", [4, 2, 9]), BlockChain(b"", [0, 0, 0, 6, 8, 1])]
+    source.blocks = SequenceBlocks(candidates={1: chains}, start_rank=1)
+    found = one(source, 16, 2, False, topology=topology)
+    assert found.block_tables == ((4, 2, 9), (0, 0, 0, 6, 8))  # the window has blocks of 4
+    assert found.start_rank == 1
+    assert found.layout_fingerprint == topology.fingerprint(1) != topology.fingerprint(0)
