@@ -39,9 +39,11 @@ PUBLIC_NAMES = (
 
 COMMON_FLAGS = "--debug --help --json -h"
 LAYOUT_FLAGS = (
-    "--block-size --cp-context-exchange --cp-kv-cache-interleave-size --data-parallel-size "
-    "--dcp-comm-backend --dcp-kv-cache-interleave-size --dcp-q-replicate "
-    "--decode-context-parallel-size --dtype --executor --kv-cache-dtype --no-dcp-q-replicate "
+    "--block-size --cp-context-exchange --cp-kv-cache-interleave-size --cp-lanes "
+    "--cp-start-rank-rotation --data-parallel-size --dcp-comm-backend "
+    "--dcp-kv-cache-interleave-size --dcp-q-replicate --decode-context-parallel-size "
+    "--decode-row-sharding --dtype --enable-expert-parallel --executor --kv-cache-dtype "
+    "--no-cp-start-rank-rotation --no-dcp-q-replicate --no-enable-expert-parallel "
     "--pipeline-parallel-size --prefill-context-parallel-size --tensor-parallel-size "
     "-dcp -dp -pcp -pp -tp"
 )
@@ -50,7 +52,7 @@ ENGINE_FLAGS = (
     "--enable-prefix-caching --kv-cache-memory-bytes --long-prefill-token-threshold "
     "--max-model-len --max-num-batched-tokens --max-num-partial-prefills --max-num-seqs "
     "--no-enable-prefix-caching --num-gpu-blocks-override --num-threads --seed "
-    "--startup-timeout --step-timeout"
+    "--speculative-config --startup-timeout --step-timeout"
 )
 GENERATE_FLAGS = (
     "--chat --frequency-penalty --ignore-eos --max-tokens --min-p --min-tokens "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import platform
@@ -21,6 +22,8 @@ import psutil
 import torch
 
 from heddle.attention.backends import BACKENDS
+from heddle.cli.cost_fit import fit_costs
+from heddle.engine.measured_costs import processor_name
 
 PACKAGES = ("heddle-llm", "torch", "numpy", "msgspec", "safetensors", "gguf", "tokenizers")
 NUM_RANKS = 2
@@ -39,6 +42,7 @@ def examine() -> dict[str, Any]:
         "sockets": [socket for rank in ranks for socket in rank["sockets"]],
         "bandwidth": bandwidth(_ARRAY_BYTES),
         "collectives": ranks[0]["collectives"],
+        "costs": dataclasses.asdict(fit_costs(ranks[0]["collectives"], **ranks[0]["rates"])),
     }
 
 
@@ -48,7 +52,7 @@ def machine() -> dict[str, Any]:
     shared = Path("/dev/shm")  # noqa: S108 - only its size is read
     return {
         "platform": platform.platform(),
-        "processor": _processor(),
+        "processor": processor_name(),
         "cores": len(os.sched_getaffinity(0)),
         "memory_bytes": memory.total,
         "free_memory_bytes": memory.available,
@@ -56,13 +60,6 @@ def machine() -> dict[str, Any]:
         "open_files_limit": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         "cuda_devices": torch.cuda.device_count(),
     }
-
-
-def _processor() -> str:
-    table = Path("/proc/cpuinfo")
-    lines = table.read_text().splitlines() if table.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
 
 
 def versions() -> dict[str, str]:

@@ -1,4 +1,5 @@
-"""One of the ranks that `heddle doctor` starts: times collectives and prints what it found.
+"""One of the ranks that `heddle doctor` starts: times collectives and arithmetic and prints what it
+found. All ranks work at once, on their share of the cores, as they do in an engine.
 
 python -m heddle.cli.checkup_rank RANK NUM_RANKS STORE_PATH
 """
@@ -6,9 +7,10 @@ python -m heddle.cli.checkup_rank RANK NUM_RANKS STORE_PATH
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Any
 
@@ -22,6 +24,10 @@ OPERATIONS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
 SIZES = (4096, 1 << 20)
 """Bytes that each rank puts in."""
 _REPEATS = 10
+_ROWS, _WIDTH = 512, 1024
+"""Rows of a step, and a usual width of a dense layer."""
+_ARRAY_BYTES = 1 << 26
+"""Larger than a share of any cache."""
 
 
 def main(argv: Sequence[str]) -> None:
@@ -30,9 +36,14 @@ def main(argv: Sequence[str]) -> None:
     world = create_torch_world(
         rank=rank, world_size=num_ranks, store_path=store_path, interface="lo"
     )
+    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // num_ranks))
     try:
         group = world.group("dcp", [list(range(num_ranks))])
-        document = {"collectives": time_collectives(group), "sockets": listening_sockets()}
+        document = {
+            "collectives": time_collectives(group),
+            "sockets": listening_sockets(),
+            "rates": time_arithmetic(group),
+        }
     finally:
         world.destroy()
     print(json.dumps(document))
@@ -59,11 +70,30 @@ def time_collectives(group: Communicator) -> list[dict[str, Any]]:
 
 def _median_seconds(group: Communicator, operation: str, tensor: torch.Tensor) -> float:
     call = getattr(group, operation)
-    call(tensor)
+    return _median(lambda: call(tensor))
+
+
+def time_arithmetic(group: Communicator) -> dict[str, float]:
+    """Operations a second in a float32 matrix product, bytes a second read from memory; one rank,
+    while the others do the same.
+    """
+    rows, weights = torch.ones(_ROWS, _WIDTH), torch.ones(_WIDTH, _WIDTH)
+    array = torch.ones(_ARRAY_BYTES // 4)
+    start = torch.ones(group.world_size)
+    group.all_reduce(start)  # together from here on
+    return {
+        "flops": 2 * _ROWS * _WIDTH * _WIDTH / _median(lambda: rows @ weights),
+        "memory": _ARRAY_BYTES / _median(array.sum),
+    }
+
+
+def _median(call: Callable[[], object]) -> float:
+    """Median seconds of a call, once it is warm."""
+    call()
     times = []
     for _ in range(_REPEATS):
         started = time.perf_counter()
-        call(tensor)
+        call()
         times.append(time.perf_counter() - started)
     return median(times)
 

@@ -1,7 +1,9 @@
 """`heddle doctor`: what this machine is, what is installed on it, and what it measures, ready to be
 pasted.
 
-Nothing personal is printed: no host name, user name or path of the user.
+The measured costs are kept for engines that start on this machine later: they weigh calls, bytes
+and arithmetic against each other. Nothing personal is printed: no host name, user name or path of
+the user; the place of the kept costs goes to the log alone.
 """
 
 from __future__ import annotations
@@ -14,7 +16,21 @@ from heddle.cli.flags import command_parser
 from heddle.cli.output import Output, Table
 from heddle.cli.parser import CommandParser
 from heddle.cli.quantities import quantity
+from heddle.config.link_costs import LinkCosts
+from heddle.engine.measured_costs import store_costs
 
+_COST_NAMES = {
+    "alpha": "empty call (alpha)",
+    "beta": "received (beta)",
+    "flops": "matrix product of a rank (flops)",
+    "memory": "read by a rank (memory)",
+}
+_COST_UNITS = {
+    "alpha": "seconds",
+    "beta": "bytes_per_second",
+    "flops": "flops",
+    "memory": "bytes_per_second",
+}
 SUMMARY = "print machine, versions, backends, sockets and measured costs"
 
 
@@ -24,11 +40,12 @@ def create_parser(environment: Mapping[str, str], output: Output) -> CommandPars
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
-    """Look, measure, print."""
+    """Look, measure, print, keep the costs."""
     del arguments  # every command is called alike
     from heddle.cli.checkup import examine  # imports torch
 
     document = examine()
+    keep(LinkCosts(**document["costs"]), output)
     if output.as_json:
         output.document(document)
     else:
@@ -37,9 +54,17 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     return 0
 
 
+def keep(costs: LinkCosts, output: Output) -> None:
+    """Store the costs and say where; a folder that cannot be written is no failure of a checkup."""
+    try:
+        output.say(f"costs are kept in {store_costs(costs)}; engines that start here use them")
+    except OSError as error:
+        output.say(f"warning: costs are not kept, engines use defaults: {error}")
+
+
 def tables(document: dict[str, Any]) -> list[Table]:
     """The document for people."""
-    facts = ("machine", "versions", "bandwidth")
+    facts = ("machine", "versions", "bandwidth", "costs")
     found = [
         Table(title=key, columns=["what", "value"], rows=_quantities(document[key]))
         for key in facts
@@ -54,6 +79,9 @@ def tables(document: dict[str, Any]) -> list[Table]:
 def _quantities(facts: Mapping[str, Any]) -> list[tuple[str, Any]]:
     """Names without their unit, values with it."""
     return [
-        (name.removesuffix("_per_second").removesuffix("_bytes"), quantity(name, value))
+        (
+            _COST_NAMES.get(name) or name.removesuffix("_per_second").removesuffix("_bytes"),
+            quantity(_COST_UNITS.get(name, name), value),
+        )
         for name, value in facts.items()
     ]

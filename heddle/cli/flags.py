@@ -16,9 +16,9 @@ from typing import Any, Literal
 from heddle.cli.fieldtext import field_texts
 from heddle.cli.output import Output
 from heddle.cli.parser import CommandParser
-from heddle.cli.values import integer, number, size, size_or_auto
+from heddle.cli.values import count_or_auto, integer, json_object, number, size, size_or_auto
 from heddle.config import CacheConfig, EngineConfig, ParallelConfig, SchedulerConfig
-from heddle.config.parallel import CommBackend, ContextExchange
+from heddle.config.parallel import CommBackend, ContextExchange, RowSharding
 
 UserExecutor = Literal["auto", "inline", "threads", "processes"]
 """Executors a user may name; a launcher's ranks are found, not asked for."""
@@ -106,6 +106,25 @@ LAYOUT_FLAGS: tuple[Flag, ...] = (
         action=argparse.BooleanOptionalAction,
     ),
     Flag(
+        names=("--enable-expert-parallel",),
+        config=ParallelConfig,
+        field="enable_expert_parallel",
+        action=argparse.BooleanOptionalAction,
+    ),
+    Flag(
+        names=("--cp-start-rank-rotation",),
+        config=ParallelConfig,
+        field="cp_start_rank_rotation",
+        action=argparse.BooleanOptionalAction,
+    ),
+    Flag(names=("--cp-lanes",), config=ParallelConfig, field="cp_lanes", convert=count_or_auto),
+    Flag(
+        names=("--decode-row-sharding",),
+        config=ParallelConfig,
+        field="decode_row_sharding",
+        choices=typing.get_args(RowSharding),
+    ),
+    Flag(
         names=("--executor",),
         config=EngineConfig,
         field="executor",
@@ -165,6 +184,12 @@ ENGINE_FLAGS: tuple[Flag, ...] = (
         config=ParallelConfig,
         field="context_workspace_tokens",
         convert=size,
+    ),
+    Flag(
+        names=("--speculative-config",),
+        config=EngineConfig,
+        field="speculative",
+        convert=json_object,
     ),
     Flag(names=("--attention-backend",), config=EngineConfig, field="backend"),
     Flag(names=("--num-threads",), config=EngineConfig, field="num_threads", convert=integer),

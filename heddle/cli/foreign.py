@@ -47,7 +47,6 @@ FOREIGN_FLAGS: dict[str, ForeignFlag] = {
     "--device": ForeignFlag(why="the device follows from the installed torch"),
     "--disable-sliding-window": ForeignFlag(why="set --max-model-len to at most the window"),
     "--distributed-executor-backend": ForeignFlag(why="use --executor"),
-    "--enable-expert-parallel": ForeignFlag(why="experts are cut over the tensor-parallel ranks"),
     "--enable-lora": ForeignFlag(why="merge the adapter into the weights first"),
     "--gpu-memory-utilization": ForeignFlag(why=_NO_GPU_POOL),
     "--hf-overrides": ForeignFlag(why="edit config.json of a local copy"),
@@ -58,7 +57,6 @@ FOREIGN_FLAGS: dict[str, ForeignFlag] = {
     "--port": ForeignFlag(why=_NO_SERVER),
     "--quantization": ForeignFlag(why="the format of the weights follows from the files"),
     "--served-model-name": ForeignFlag(why=_NO_SERVER),
-    "--speculative-config": ForeignFlag(why="every token is computed by the model itself"),
     "--tokenizer": ForeignFlag(why="the tokenizer is read from the model's folder"),
     "--trust-remote-code": ForeignFlag(why="code from a model repository is never run"),
 }

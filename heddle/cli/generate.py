@@ -147,7 +147,8 @@ def describe(answer: RequestOutput, plan: ResolvedConfig, load_seconds: float) -
             "completion_tokens": len(completion.token_ids),
             "cached_tokens": answer.num_cached_tokens,
         },
-        "timing": _timing(answer, len(completion.token_ids), load_seconds),
+        "timing": _timing(answer, len(completion.token_ids), load_seconds)
+        | _drafting(answer, plan),
         "layout": layout_object(
             plan.parallel, block_size=plan.cache.block_size, executor=plan.executor
         ),
@@ -168,6 +169,13 @@ def _timing(answer: RequestOutput, num_tokens: int, load_seconds: float) -> dict
         "prefill_tok_s": _rate(computed, ttft),
         "decode_tok_s": _rate(num_tokens - 1, last - first),
     }
+
+
+def _drafting(answer: RequestOutput, plan: ResolvedConfig) -> dict[str, float | None]:
+    """The share of right drafts, where drafts are on; None if there was nothing to copy."""
+    if plan.speculative is None:
+        return {}
+    return {"draft_acceptance": answer.metrics.draft_acceptance}
 
 
 def _rate(count: int, seconds: float) -> float | None:

@@ -14,7 +14,7 @@ from heddle.cli.output import Cell, Table
 from heddle.config import ParallelConfig
 from heddle.layout.heads import HeadLayout
 from heddle.layout.kv import KVLayout
-from heddle.layout.mesh import GROUP_KINDS, Mesh
+from heddle.layout.mesh import PLANE_KINDS, GroupKind, Mesh
 from heddle.layout.rows import RowRequest, classify, create_row_layout
 
 
@@ -39,17 +39,31 @@ def describe(
         tp_size=parallel.tensor_parallel_size,
         pcp_size=parallel.prefill_context_parallel_size,
         dcp_size=parallel.decode_context_parallel_size,
+        pp_size=parallel.pipeline_parallel_size,
+        dp_size=parallel.data_parallel_size,
     )
     kv_layout = KVLayout(mesh.dcp_size, parallel.kv_interleave_size, block_size)
     return {
         "legal": True,
         "world_size": mesh.world_size,
         "layout": layout_object(parallel, block_size=block_size, executor=executor),
-        "groups": {kind: [list(group) for group in mesh.groups(kind)] for kind in GROUP_KINDS},
+        "lanes": parallel.cp_lanes,
+        "rotation": parallel.cp_start_rank_rotation,
+        "groups": {
+            kind: [list(group) for group in mesh.groups(kind)] for kind in _kinds(mesh, parallel)
+        },
         "heads": None if heads is None else _heads(mesh, *heads),
         "kv": _kv(kv_layout, seq_lens),
         "rows": _rows(mesh, seq_lens),
     }
+
+
+def _kinds(mesh: Mesh, parallel: ParallelConfig) -> list[GroupKind]:
+    """Kinds of groups that are worth a column; those outside a plane only where they join ranks."""
+    has_experts = parallel.enable_expert_parallel and mesh.group_size("ep") > 1
+    kinds = list(PLANE_KINDS)
+    kinds += ["pp"] if mesh.pp_size > 1 else []
+    return [*kinds, "ep"] if has_experts else kinds
 
 
 def _heads(mesh: Mesh, num_query_heads: int, num_kv_heads: int) -> list[dict[str, Any]]:
@@ -100,7 +114,10 @@ def _rows(mesh: Mesh, seq_lens: Sequence[int]) -> list[dict[str, Any]]:
     return [
         {
             "rank": rank,
-            "segments": [segment._asdict() for segment in layout.segments(mesh.coord_of(rank).pcp)],
+            "segments": [
+                {"request": part.request, "start": part.start, "end": part.end}
+                for part in layout.segments(mesh.coord_of(rank).pcp)
+            ],
         }
         for rank in range(mesh.world_size)
     ]
@@ -108,28 +125,31 @@ def _rows(mesh: Mesh, seq_lens: Sequence[int]) -> list[dict[str, Any]]:
 
 def tables(document: dict[str, Any]) -> list[Table]:
     """The same facts for people."""
-    kv = document["kv"]
-    found = [_ranks_table(document)]
-    for sequence in kv["sequences"]:
-        runs = sequence["runs"]
-        found.append(
-            Table(
-                title=f"stored KV of {sequence['seq_len']} tokens, by place in the DCP group: "
-                f"{_first_runs(runs)}, repeating every {sequence['period']}",
-                columns=["place", "tokens"],
-                rows=list(enumerate(sequence["local_lens"])),
-            )
-        )
-    return found
+    return [ranks_table(document), *storage_tables(document)]
 
 
-def _first_runs(runs: list[dict[str, int]], limit: int = 8) -> str:
-    shown = [f"[{run['start']},{run['end']})->{run['owner']}" for run in runs[:limit]]
-    return " ".join(shown) + (" ..." if len(runs) > limit else "")
+def storage_tables(document: dict[str, Any]) -> list[Table]:
+    """Who stores which token, a table for each length; a place owns one run of each period."""
+    return [_storage_table(sequence) for sequence in document["kv"]["sequences"]]
 
 
-def _ranks_table(document: dict[str, Any]) -> Table:
-    places = [_places(document["groups"][kind]) for kind in GROUP_KINDS]
+def _storage_table(sequence: dict[str, Any]) -> Table:
+    runs = {run["owner"]: f"[{run['start']},{run['end']})" for run in sequence["runs"]}
+    rows: list[list[Cell]] = [
+        [place, count, runs.get(place, "-")] for place, count in enumerate(sequence["local_lens"])
+    ]
+    if len(rows) == 1:
+        rows = [[0, sequence["seq_len"], "all of it"]]
+    return Table(
+        title=f"stored KV of {sequence['seq_len']} tokens, by place in a DCP group",
+        columns=["place", "tokens", f"its run of every {sequence['period']} tokens"],
+        rows=rows,
+    )
+
+
+def ranks_table(document: dict[str, Any]) -> Table:
+    """Place of every rank in its groups, its heads and its rows."""
+    places = [_places(groups) for groups in document["groups"].values()]
     rows: list[list[Cell]] = []
     for rank in range(document["world_size"]):
         segments = document["rows"][rank]["segments"]
@@ -142,15 +162,20 @@ def _ranks_table(document: dict[str, Any]) -> Table:
                 computes,
             ]
         )
-    head_columns = ["query heads", "kv heads"] if document["heads"] else []
+    head_columns = ["queries", "kv heads"] if document["heads"] else []
     layout = document["layout"]
     return Table(
-        title=f"tp {layout['tp']} pcp {layout['pcp']} dcp {layout['dcp']}: "
+        title=f"tp {layout['tp']} pcp {layout['pcp']} dcp {layout['dcp']}{_outer(layout)}: "
         f"{document['world_size']} ranks, a virtual block is "
         f"{document['kv']['virtual_block_size']} tokens",
-        columns=["rank", *GROUP_KINDS, *head_columns, "computes request:[rows)"],
+        columns=["rank", *document["groups"], *head_columns, "prompt:[rows) if cut"],
         rows=rows,
     )
+
+
+def _outer(layout: dict[str, Any]) -> str:
+    """Axes outside the plane, where they add ranks."""
+    return "".join(f" {axis} {layout[axis]}" for axis in ("pp", "dp") if layout[axis] > 1)
 
 
 def _places(groups: list[list[int]]) -> dict[int, str]:
@@ -170,10 +195,19 @@ def _head_cells(described: list[dict[str, Any]] | None, rank: int) -> list[str]:
 
 
 def notes(parallel: ParallelConfig) -> list[str]:
-    """What a reader of the numbers should know: settings that are legal but do nothing here."""
-    if parallel.decode_context_parallel_size == 1 and parallel.kv_interleave_size > 1:
-        interleave = parallel.kv_interleave_size
-        return [
+    """What a reader of the numbers should know: what they leave out, and what does nothing here."""
+    interleave, found = parallel.kv_interleave_size, []
+    if parallel.decode_context_parallel_size == 1 and interleave > 1:
+        found.append(
             f"an interleave of {interleave} has no effect: with dcp 1 every token has one store"
-        ]
-    return []
+        )
+    if parallel.cp_start_rank_rotation:
+        found.append(
+            "rotation: a block chain starts on the place that stores least; the owners above are "
+            "those of a chain that starts at 0"
+        )
+    if parallel.cp_lanes is not None:
+        found.append(f"lanes: partial results merge in {parallel.cp_lanes} lanes for every dcp")
+    if parallel.data_parallel_size > 1:
+        found.append("each replica serves its own requests; those above are of any one of them")
+    return found

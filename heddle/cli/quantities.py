@@ -9,7 +9,8 @@ def quantity(name: str, value: Cell) -> Cell:
     """A value as a tired reader wants it.
 
     Args:
-        name: ends in `bytes`, `bytes_per_second` or `seconds` where the value has such a unit.
+        name: ends in `bytes`, `bytes_per_second`, `seconds` or `flops` where the value has such a
+            unit.
         value: left alone when it is no number, or has no unit.
     Example:
         >>> quantity("memory_bytes", 25276063744), quantity("seconds", 0.00104201449)
@@ -21,6 +22,8 @@ def quantity(name: str, value: Cell) -> Cell:
         return value
     if name.endswith("bytes_per_second"):
         return f"{value / 1e9:.3g} GB/s"
+    if name.endswith("flops"):
+        return f"{value / 1e9:.3g} GFLOP/s"
     if name.endswith("seconds"):
         return f"{value * 1e3:.3g} ms"
     if name.endswith("bytes"):

@@ -1,30 +1,37 @@
-"""`heddle show`: who computes which row and who stores which token, for a layout, without starting
-a process.
+"""`heddle show`: who computes which row, who stores which token, and what a step sends.
 
-Everything printed is asked of the layout functions that the engine itself uses. Ownership repeats,
-so runs are printed for one period: a million tokens are still one page.
+It needs a layout and, if there is one, a model's configuration; no process is started.
+
+Everything printed is asked of the layout and planning functions that the engine itself uses.
+Ownership repeats, so runs are printed for one period: a million tokens are still one page.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from heddle.cli.flags import add_layout_flags, command_parser, layout_config
 from heddle.cli.output import Output
 from heddle.cli.parser import CommandParser
 from heddle.cli.values import heads, size
+from heddle.config import ModelConfig, ParallelConfig
+from heddle.errors import ConfigError
 
 if TYPE_CHECKING:
     from heddle.layout.rules import Verdict
 
-SUMMARY = "print who computes which row and who stores which token; starts nothing"
+SUMMARY = "print who computes which row, stores which token and sends what; starts nothing"
 
 
 def create_parser(environment: Mapping[str, str], output: Output) -> CommandParser:
-    """Layout flags, lengths and head counts."""
+    """Model, layout flags, lengths and head counts."""
     parser = command_parser("show", SUMMARY, environment, output)
+    parser.add_argument(
+        "model", metavar="MODEL", nargs="?", help="demo, a folder or a .gguf file; weights stay"
+    )
     parser.declare(
         "show",
         "--seq-len",
@@ -35,7 +42,11 @@ def create_parser(environment: Mapping[str, str], output: Output) -> CommandPars
         help="lengths to show; each is one fresh prompt of a step",
     )
     parser.declare(
-        "show", "--heads", type=heads, metavar="QUERY/KV", help="head counts of the model, as 32/8"
+        "show",
+        "--heads",
+        type=heads,
+        metavar="QUERY/KV",
+        help="head counts in place of a MODEL, as 32/8",
     )
     add_layout_flags(parser)
     return parser
@@ -43,28 +54,74 @@ def create_parser(environment: Mapping[str, str], output: Output) -> CommandPars
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
     """Print the layout, or every reason why it is refused."""
-    from heddle.cli import ownership  # numpy comes with the layouts, and help does without
+    from heddle.cli.show_topology import find_model  # numpy comes with it, and help does without
     from heddle.layout.rules import validate
 
+    if arguments.model is not None and arguments.heads is not None:
+        raise ConfigError("MODEL and --heads are both given; give one")
+    model = None if arguments.model is None else find_model(arguments.model)
     parallel = layout_config(arguments)
-    verdict = validate(parallel, block_size=arguments.block_size, heads=arguments.heads)
+    verdict = validate(
+        parallel, block_size=arguments.block_size, model=model, heads=arguments.heads
+    )
     if not verdict.legal:
         return _refuse(verdict, output)
+    document, notes = describe(arguments, parallel, model)
+    if output.as_json:
+        output.document(document)
+    else:
+        _print(document, notes, output)
+    return 0
+
+
+def describe(
+    arguments: argparse.Namespace, parallel: ParallelConfig, config: ModelConfig | None
+) -> tuple[dict[str, Any], list[str]]:
+    """The document of a legal layout, and what a reader of its tables should know."""
+    from heddle.cli import ownership
+    from heddle.cli.outline import outline
+    from heddle.cli.show_topology import ShownModel, assume_model, create_topology
+    from heddle.cli.step_sketch import sketch_step
+
+    model = (
+        assume_model(arguments.heads, parallel)
+        if config is None
+        else ShownModel(config=config, name=arguments.model)
+    )
+    # An assumed model has no experts to deal out.
+    planned = replace(parallel, enable_expert_parallel=False) if config is None else parallel
+    shown = create_topology(
+        model.config,
+        planned,
+        block_size=arguments.block_size,
+        dtype=arguments.dtype,
+        kv_cache_dtype=arguments.kv_cache_dtype,
+    )
     document = ownership.describe(
         parallel,
         block_size=arguments.block_size,
         executor=arguments.executor,
-        heads=arguments.heads,
+        heads=model.heads,
         seq_lens=arguments.seq_len,
     )
-    if output.as_json:
-        output.document(document)
-    else:
-        for table in ownership.tables(document):
-            output.table(table)
-        for note in ownership.notes(parallel):
-            output.text(note)
-    return 0
+    document |= {"model": model.document()}
+    document |= outline(shown.topology, is_known=config is not None)
+    document |= {"step": sketch_step(shown, max(arguments.seq_len))}
+    return document, [*model.notes, *ownership.notes(parallel)]
+
+
+def _print(document: dict[str, Any], notes: list[str], output: Output) -> None:
+    from heddle.cli import ownership, show_tables
+
+    tables = [
+        *ownership.tables(document),
+        *show_tables.outline_tables(document),
+        *show_tables.step_tables(document),
+    ]
+    for table in tables:
+        output.table(table)
+    for line in show_tables.wrapped([*document["step"]["reasons"], *notes]):
+        output.text(line)
 
 
 def _refuse(verdict: Verdict, output: Output) -> int:

@@ -7,7 +7,9 @@ upper-case one is binary and may not (`32K` = 32768).
 from __future__ import annotations
 
 import argparse
+import json
 import re
+from typing import Any
 
 _SIZE = re.compile(r"(\d+)(\.\d+)?([kmgtKMGT])?")
 _POWERS = {"k": 1, "m": 2, "g": 3, "t": 4}
@@ -67,6 +69,31 @@ def size(text: str) -> int:
 def size_or_auto(text: str) -> int | None:
     """A count, or `auto` and `-1` for None."""
     return None if text in ("auto", "-1") else size(text)
+
+
+def count_or_auto(text: str) -> int | None:
+    """A whole number, judged by whoever uses it, or `auto` for None."""
+    return None if text == "auto" else integer(text)
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """A JSON object; its keys are judged by whoever uses it.
+
+    Raises:
+        argparse.ArgumentTypeError: anything else.
+    Example:
+        >>> json_object('{"method": "ngram"}')
+        {'method': 'ngram'}
+    """
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(
+            f"""{text!r} is not a JSON object such as '{{"key": 1}}'"""
+        )
+    return value
 
 
 def heads(text: str) -> tuple[int, int]:

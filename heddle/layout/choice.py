@@ -123,4 +123,6 @@ def _flag(name: str, value: object) -> str:
     flag = _SHORT_FLAGS.get(name, "--" + user_name(name).replace("_", "-"))
     if value is True:
         return flag
+    if value is None:
+        return f"{flag} auto"
     return flag.replace("--", "--no-", 1) if value is False else f"{flag} {value}"

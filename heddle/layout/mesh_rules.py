@@ -15,7 +15,7 @@ _TP = "tensor_parallel_size"
 _PCP = "prefill_context_parallel_size"
 _DCP = "decode_context_parallel_size"
 _SIZES = (_TP, _PCP, _DCP, "pipeline_parallel_size", "data_parallel_size", "kv_interleave_size")
-_SIZES_MAYBE = ("context_workspace_tokens", "max_model_len")
+_SIZES_MAYBE = ("context_workspace_tokens", "max_model_len", "cp_lanes")
 _SEARCH_SPAN = 32
 """How far from the asked size a mend of TP or PCP looks."""
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from heddle.config.model import ModelConfig
 from heddle.config.parallel import ParallelConfig
 from heddle.errors import TopologyError
-from heddle.layout import mesh_rules, setting_rules
+from heddle.layout import axis_rules, exchange_rules, kind_rules, mesh_rules, setting_rules
 from heddle.layout.choice import DEFAULT_BLOCK_SIZE, LayoutChoice, ModelFacts
 from heddle.layout.mesh import legal_dcp_sizes
 from heddle.layout.nearest import nearest_choices
@@ -42,12 +42,15 @@ RULES: tuple[Rule, ...] = (
     mesh_rules.HEADS,
     setting_rules.INTERLEAVE,
     setting_rules.WORKSPACE,
-    setting_rules.UNBUILT_EXCHANGE,
-    setting_rules.IDLE_EXCHANGE,
-    setting_rules.SLIDING_WINDOW,
-    setting_rules.NO_PIPELINE,
-    setting_rules.NO_DATA_PARALLEL,
-    setting_rules.NO_QUERY_REPLICA,
+    exchange_rules.EXCHANGE,
+    exchange_rules.IDLE_EXCHANGE,
+    exchange_rules.QUERY_REPLICA,
+    exchange_rules.PASSED_REPLICA,
+    exchange_rules.LANE_COUNT,
+    exchange_rules.LANE_EXCHANGE,
+    axis_rules.PIPELINE,
+    axis_rules.EXPERTS,
+    kind_rules.KIND,
 )
 _MAX_SUGGESTIONS = 4
 _MAX_VALUES = 2
@@ -208,8 +211,10 @@ def _sentence(problem: Problem, asked: LayoutChoice, nearest: Sequence[LayoutCho
 
 def _listed(values: Sequence[Any], describe: Callable[[Any], str]) -> str:
     """The values, or their ends when they are many in a row."""
-    if len(values) > _MAX_LISTED and values == list(range(values[0], values[-1] + 1)):
-        return f"{values[0]} to {values[-1]}"
+    first, last = values[0], values[-1]
+    is_many = len(values) > _MAX_LISTED and isinstance(first, int)
+    if is_many and values == list(range(first, last + 1)):
+        return f"{first} to {last}"
     return ", ".join(map(describe, values))
 
 

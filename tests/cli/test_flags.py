@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import argparse
 import dataclasses
 
 import pytest
@@ -14,7 +15,14 @@ from heddle.cli.flags import (
     layout_config,
 )
 from heddle.cli.output import Output
-from heddle.config import CacheConfig, EngineConfig, ParallelConfig, SchedulerConfig
+from heddle.cli.values import json_object
+from heddle.config import (
+    CacheConfig,
+    EngineConfig,
+    ParallelConfig,
+    SchedulerConfig,
+    SpeculativeConfig,
+)
 from heddle.engine.args import engine_config
 
 ALL_FLAGS = LAYOUT_FLAGS + ENGINE_FLAGS
@@ -40,6 +48,8 @@ def other_value(flag):
         return word, word
     if flag.convert is str:
         return "float64", "float64"
+    if flag.convert is json_object:
+        return '{"num_speculative_tokens": 7}', SpeculativeConfig(num_speculative_tokens=7)
     value = flag.convert("7")
     return "7", value
 
@@ -71,6 +81,22 @@ def test_a_flag_sets_its_field_and_no_other(flag):
         assert restored == expected
 
 
+SWITCHES = [flag for flag in ALL_FLAGS if flag.action is argparse.BooleanOptionalAction]
+
+
+@pytest.mark.parametrize("flag", SWITCHES, ids=lambda flag: flag.field)
+def test_a_switch_is_set_with_dashes_or_underscores_and_unset_by_no(flag):
+    section = {ParallelConfig: "parallel", CacheConfig: "cache"}[flag.config]
+    name = flag.names[0].removeprefix("--")
+    for spelling, value in ((name, True), (name.replace("-", "_"), True), (f"no-{name}", False)):
+        found = engine_config("demo", **engine_arguments(parse(f"--{spelling}")))
+        assert getattr(getattr(found, section), flag.field) is value
+
+
+def test_there_are_switches():
+    assert len(SWITCHES) >= 4
+
+
 def test_switches_have_both_directions():
     assert engine_config("demo", **engine_arguments(parse("--dcp-q-replicate"))).parallel == (
         ParallelConfig(dcp_q_replicate=True)
@@ -87,6 +113,11 @@ def test_sizes_take_suffixes_and_auto():
     )
     assert found.max_model_len is None
     assert found.cache.kv_cache_memory_bytes == 2**30
+
+
+def test_lanes_may_be_switched_off_again():
+    assert layout_config(parse("--cp-lanes", "4", "--cp-lanes", "auto")).cp_lanes is None
+    assert layout_config(parse("--cp-lanes", "-1")).cp_lanes == -1  # for the rules to refuse
 
 
 def test_every_flag_has_a_help_text():

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import io
 import json
 
@@ -8,7 +9,7 @@ import pytest
 
 from heddle.cli.generate import describe, read_prompt
 from heddle.cli.main import main
-from heddle.config import ResolvedConfig
+from heddle.config import ResolvedConfig, SpeculativeConfig
 from heddle.engine.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from heddle.errors import ConfigError
 
@@ -108,6 +109,16 @@ def test_a_rate_that_was_not_measured_is_null():
     assert none["ttft_s"] is None
 
 
+def test_acceptance_is_told_where_drafts_are_on():
+    finished = answer(5, first=102.0, last=104.0)
+    on = dataclasses.replace(plan(), speculative=SpeculativeConfig())
+    assert "draft_acceptance" not in describe(finished, plan(), 0.0)["timing"]
+    assert describe(finished, on, 0.0)["timing"]["draft_acceptance"] is None
+    metrics = dataclasses.replace(finished.metrics, num_drafts=8, num_accepted_drafts=6)
+    finished = dataclasses.replace(finished, metrics=metrics)
+    assert describe(finished, on, 0.0)["timing"]["draft_acceptance"] == 0.75
+
+
 def generate(capsys, *arguments):
     code = main(["generate", *map(str, arguments), "--json"])
     return code, json.loads(capsys.readouterr().out)
@@ -126,6 +137,16 @@ def test_every_layout_prints_the_same_tokens(tiny_folder, capsys):
     assert sharded["layout"]["world_size"] == 4
     assert sharded["token_ids"] == golden["token_ids"]
     assert sharded["text"] == golden["text"]
+
+
+def test_drafts_change_nothing_but_the_number_of_steps(tiny_folder, capsys):
+    words = [tiny_folder, "abcabcabcabc", "--max-tokens", 24, "--ignore-eos"]
+    _, plain = generate(capsys, *words)
+    code, drafted = generate(capsys, *words, "--speculative-config", '{"prompt_lookup_min": 1}')
+    assert code == 0
+    assert drafted["token_ids"] == plain["token_ids"]
+    assert drafted["timing"]["draft_acceptance"] is not None
+    assert "draft_acceptance" not in plain["timing"]
 
 
 def test_a_chat_is_rendered_by_the_template(tiny_folder, capsys):
@@ -152,6 +173,8 @@ def test_sampling_flags_reach_the_sampler(tiny_folder, capsys):
         (["--temperature", "-1"], "temperature"),
         (["--max-model-len", "100k"], "max_model_len=100000"),
         (["--executor", "inline", "-tp", "3"], "executor=inline"),
+        (["--speculative-config", "ngram"], "is not a JSON object"),
+        (["--speculative-config", '{"method": "eagle"}'], "method=eagle"),
     ],
 )
 def test_what_the_caller_can_mend_is_exit_2_before_anything_starts(

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import dataclasses
+
 from heddle.cli.output import aligned
 from heddle.cli.ownership import describe, notes, tables
 from heddle.config import ParallelConfig
@@ -91,9 +93,9 @@ def test_tables_say_what_the_document_says():
         "pcp",
         "dcp",
         "slice",
-        "query heads",
+        "queries",
         "kv heads",
-        "computes request:[rows)",
+        "prompt:[rows) if cut",
     ]
     assert list(ranks.rows[1]) == [
         1,
@@ -106,7 +108,64 @@ def test_tables_say_what_the_document_says():
         "0:[0,2) 0:[6,8) 1:[0,3) 1:[9,12)",
     ]
     assert "8 tokens" in first.title
-    assert [list(row) for row in second.rows] == [[0, 4], [1, 4], [2, 2], [3, 2]]
+    assert second.columns[2] == "its run of every 8 tokens"
+    assert [list(row) for row in second.rows] == [
+        [0, 4, "[0,2)"],
+        [1, 4, "[2,4)"],
+        [2, 2, "[4,6)"],
+        [3, 2, "[6,8)"],
+    ]
+
+
+def test_a_place_without_a_token_has_no_run():
+    (_, storage) = tables(mixed([3]))
+    assert [list(row) for row in storage.rows] == [
+        [0, 2, "[0,2)"],
+        [1, 1, "[2,3)"],
+        [2, 0, "-"],
+        [3, 0, "-"],
+    ]
+
+
+def test_one_place_holds_everything():
+    alone = describe(ParallelConfig(), block_size=4, executor="auto", heads=None, seq_lens=[9])
+    _, storage = tables(alone)
+    assert [list(row) for row in storage.rows] == [[0, 9, "all of it"]]
+
+
+def test_stages_and_replicas_are_ranks_too():
+    parallel = ParallelConfig(
+        prefill_context_parallel_size=2, pipeline_parallel_size=2, data_parallel_size=2
+    )
+    found = describe(parallel, block_size=4, executor="auto", heads=(4, 2), seq_lens=[8])
+    assert found["world_size"] == len(found["rows"]) == len(found["heads"]) == 8
+    assert found["groups"]["pp"] == [[0, 2], [1, 3], [4, 6], [5, 7]]
+    assert "ep" not in found["groups"]
+    assert found["rows"][7]["segments"] == found["rows"][1]["segments"]
+    ranks, _ = tables(found)
+    assert ranks.title.startswith("tp 1 pcp 2 dcp 1 pp 2 dp 2: 8 ranks")
+    assert list(ranks.columns)[1:6] == ["tp", "pcp", "dcp", "slice", "pp"]
+
+
+def test_experts_join_ranks_only_where_they_are_dealt_out():
+    parallel = dataclasses.replace(MIXED, enable_expert_parallel=True, data_parallel_size=2)
+    found = describe(parallel, block_size=4, executor="auto", heads=None, seq_lens=[8])
+    assert found["groups"]["ep"] == [list(range(8))]
+    alone = ParallelConfig(enable_expert_parallel=True)
+    found = describe(alone, block_size=4, executor="auto", heads=None, seq_lens=[8])
+    assert set(found["groups"]) == {"tp", "pcp", "dcp", "slice"}
+
+
+def test_lanes_and_rotation_are_facts_of_the_document_and_are_explained():
+    parallel = dataclasses.replace(MIXED, cp_lanes=8, cp_start_rank_rotation=True)
+    found = describe(parallel, block_size=4, executor="auto", heads=None, seq_lens=[8])
+    assert (found["lanes"], found["rotation"]) == (8, True)
+    assert (mixed()["lanes"], mixed()["rotation"]) == (None, False)
+    rotation, lanes = notes(parallel)
+    assert "starts on the place that stores least" in rotation
+    assert "8 lanes" in lanes
+    (replicas,) = notes(ParallelConfig(data_parallel_size=2))
+    assert "its own requests" in replicas
 
 
 def test_an_interleave_without_sharding_is_said_to_do_nothing():

@@ -17,6 +17,7 @@ from heddle.cli.quantities import quantity
         ("memory_bytes", 3 * 2**40, "3072 GiB"),
         ("copy_bytes_per_second", 7.1576e9, "7.16 GB/s"),
         ("seconds", 0.0067532, "6.75 ms"),
+        ("flops", 6.4e10, "64 GFLOP/s"),
         ("cores", 2, 2),
         ("op", "all_gather", "all_gather"),
         ("available", True, True),

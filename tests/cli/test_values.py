@@ -4,7 +4,7 @@ import argparse
 
 import pytest
 
-from heddle.cli.values import heads, integer, number, size, size_or_auto
+from heddle.cli.values import heads, integer, json_object, number, size, size_or_auto
 
 
 @pytest.mark.parametrize(
@@ -55,3 +55,10 @@ def test_heads_are_two_positive_counts():
     for text in ("64", "64/0", "0/8", "64/8/2", "a/b", "-4/2"):
         with pytest.raises(argparse.ArgumentTypeError, match="is not QUERY/KV"):
             heads(text)
+
+
+@pytest.mark.parametrize("text", ["", "7", "[1]", "ngram", '{"a": 1', "null"])
+def test_only_a_json_object_is_one(text):
+    with pytest.raises(argparse.ArgumentTypeError, match="is not a JSON object such as"):
+        json_object(text)
+    assert json_object(' {"a": [1, "x"]}') == {"a": [1, "x"]}

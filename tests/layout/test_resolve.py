@@ -13,6 +13,7 @@ from heddle.config import (
     ParallelConfig,
     ResolvedConfig,
     SchedulerConfig,
+    SpeculativeConfig,
 )
 from heddle.errors import ConfigError, TopologyError
 from heddle.layout.resolve import resolve
@@ -130,12 +131,8 @@ def test_a_refused_layout_carries_reasons_and_neighbours() -> None:
     assert "-tp 4 -pcp 1 -dcp 4" in caught.value.nearest
 
 
-def test_a_sliding_window_is_refused_unless_the_window_is_within() -> None:
-    model = model_config(sliding_window=512)
-    with pytest.raises(TopologyError, match="sliding_window=512") as caught:
-        resolved(model)
-    assert caught.value.nearest == ("-tp 1 -pcp 1 -dcp 1 --max-model-len 512",)
-    assert resolved(model, max_model_len=512).scheduler.max_model_len == 512
+def test_a_sliding_window_bounds_layers_and_not_the_context() -> None:
+    assert resolved(model_config(sliding_window=512)).scheduler.max_model_len > 512
 
 
 @pytest.mark.parametrize(
@@ -185,3 +182,14 @@ def test_size_that_is_no_whole_number_is_refused_by_name(sizes: tuple[Any, Any])
 def test_a_degree_that_nobody_can_start_is_refused_at_once(sizes: tuple[int, int, int]) -> None:
     with pytest.raises(TopologyError, match=r"_size=1000000000 is not legal; .*at most 4096"):
         resolved(parallel=degrees(*sizes))
+
+
+def test_a_step_has_room_for_all_drafts_of_a_sequence() -> None:
+    drafts = SpeculativeConfig(num_speculative_tokens=7)
+    assert resolved().speculative is None
+    eight = SchedulerConfig(max_num_batched_tokens=8)
+    assert resolved(speculative=drafts, scheduler=eight).speculative is drafts
+    with pytest.raises(ConfigError, match=r"num_speculative_tokens=7 .*=7;.*\(nearest: 6\)"):
+        resolved(speculative=drafts, scheduler=SchedulerConfig(max_num_batched_tokens=7))
+    with pytest.raises(ConfigError, match=r"\(nearest: no drafts\)"):
+        resolved(speculative=drafts, scheduler=SchedulerConfig(max_num_batched_tokens=1))

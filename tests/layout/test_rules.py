@@ -137,9 +137,7 @@ def test_legal_layouts_keeps_the_other_settings() -> None:
 
 
 def test_all_reasons_come_at_once() -> None:
-    parallel = degrees(
-        12, 2, 5, pipeline_parallel_size=2, kv_interleave_size=3, cp_context_exchange="ring_kv"
-    )
+    parallel = degrees(12, 2, 5, kv_interleave_size=3, cp_context_exchange="ring")
     reasons = validate(parallel, heads=(9, 3)).reasons
     subjects = [reason.split("=")[0] for reason in reasons]
     assert subjects == [
@@ -147,7 +145,6 @@ def test_all_reasons_come_at_once() -> None:
         "tensor_parallel_size",
         "cp_kv_cache_interleave_size",
         "cp_context_exchange",
-        "pipeline_parallel_size",
     ]
 
 

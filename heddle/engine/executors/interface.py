@@ -63,5 +63,5 @@ def interface_of(address: str) -> str | None:
     for name, entries in psutil.net_if_addrs().items():
         # A link-local IPv6 address carries its interface behind a percent sign.
         if any(entry.address.split("%")[0] == address for entry in entries):
-            return name
+            return str(name)
     return None

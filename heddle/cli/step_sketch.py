@@ -1,0 +1,159 @@
+"""One step of a mixed batch, as the planner would do it: who computes what, and what it costs.
+
+    fresh prompt    as long as asked for, or as much of it as one step holds
+    later piece     of another prompt, so that cached context is met
+    decode          one row, at the same context
+
+Classes, owners, exchanges and reasons are those of the real plan; calls and bytes are read off the
+descriptions that ranks obey, for rank 0 and one layer of each cache group.
+
+Legend: `n` local rows of a class, pads included.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any
+
+from heddle.cli.show_topology import Shown
+from heddle.config import SamplingParams
+from heddle.layout.rows import RowClass, RowLayout
+from heddle.step.batch import GlobalBatch, SampleSpec, ScheduledRequest, StateUse
+from heddle.step.exchanges import ExchangeSizes, describe, new_rows_gather
+from heddle.step.experts import expert_calls
+from heddle.step.plan import StepPlan, plan
+from heddle.step.recurrent import recurrent_collectives
+from heddle.step.sparse import return_exchange, sparse_calls
+from heddle.step.topology import Topology
+from heddle.step.traffic import Collective, cost_of
+
+CONTEXT = 96
+"""Cached tokens of the later piece and of the decode."""
+PIECE = 64
+"""Rows of the later piece."""
+_SAMPLE = SampleSpec(params=SamplingParams(temperature=0.0), seed=0, choice=0, position=0)
+
+
+def sketch_step(shown: Shown, seq_len: int) -> dict[str, Any]:
+    """The step as data.
+
+    Args:
+        shown: topology and limits.
+        seq_len: tokens of the fresh prompt; 0 leaves it out.
+    """
+    topology = shown.topology
+    fresh = min(seq_len, shown.max_num_batched_tokens - PIECE - 1)
+    is_whole = fresh == seq_len
+    requests = [("fresh prompt" if is_whole else "start of a prompt", 0, fresh)] if fresh else []
+    requests += [("later piece", CONTEXT, PIECE), ("decode", CONTEXT, 1)]
+    lengths = [(cached, rows) for _, cached, rows in requests]
+    found = plan(create_batch(topology, lengths), topology)
+    return {
+        "requests": [
+            {
+                "request": index,
+                "what": what,
+                "new_rows": rows,
+                "cached": cached,
+                "row_class": found.classes[index].value,
+                "owner": _owner(found.rows, index),
+            }
+            for index, (what, cached, rows) in enumerate(requests)
+        ],
+        "cache_groups": [_group(found, topology, group) for group in range(len(topology.groups))],
+        "recurrent": _recurrent(found, topology),
+        "experts": _experts(found, topology),
+        "costs": dataclasses.asdict(topology.costs),
+        "reasons": [*found.reasons, shown.costs_reason],
+    }
+
+
+def create_batch(topology: Topology, lengths: list[tuple[int, int]]) -> GlobalBatch:
+    """A batch of (cached, new) requests whose blocks are numbered through."""
+    return GlobalBatch(
+        epoch=0,
+        step=0,
+        requests=tuple(
+            ScheduledRequest(
+                request_id=index,
+                token_ids=(0,) * new,
+                num_computed_tokens=cached,
+                block_tables=_block_tables(topology, cached + new),
+                layout_fingerprint=topology.fingerprint(),
+                samples=(_SAMPLE,),
+                state=StateUse(source=index + 1 if cached else 0, targets=(index + 1,)),
+            )
+            for index, (cached, new) in enumerate(lengths)
+        ),
+    )
+
+
+def _block_tables(topology: Topology, num_tokens: int) -> tuple[tuple[int, ...], ...]:
+    sizes = (topology.kv_layout(group).virtual_block_size for group in range(len(topology.groups)))
+    return tuple(tuple(range(1, 1 + -(-num_tokens // size))) for size in sizes)
+
+
+def _owner(rows: RowLayout, request: int) -> int | None:
+    """PCP rank of a request that one rank computes; None where all do."""
+    if rows.classes[request] is not RowClass.WHOLE:
+        return None
+    holders = (
+        rank
+        for rank in range(rows.pcp_size)
+        if any(segment.request == request for segment in rows.segments(rank))
+    )
+    return next(holders)
+
+
+def _group(found: StepPlan, topology: Topology, group: int) -> dict[str, Any]:
+    """Exchanges of one cache group, class by class, and what its layers send in all."""
+    sizes, part, rows = ExchangeSizes.of(topology, tp_rank=0), found.groups[group], found.rows
+    new_rows = list(new_rows_gather(part.new_rows, rows.num_distributed, sizes, part.halo_rows))
+    classes = []
+    calls = list(new_rows)
+    for row_class, choice in part.classes.items():
+        start, end = rows.class_rows(row_class)
+        sent = list(describe(choice, end - start, sizes))
+        calls += sent
+        if end > start:
+            exchange = {"context": choice.context, "returns": choice.returns}
+            classes.append({"row_class": row_class.value, "rows": end - start, **exchange})
+            classes[-1] |= _cost(sent, topology)
+    if topology.model.sparse is not None:
+        calls = list(sparse_calls(found, topology, sizes))
+        classes = [_sparse_class(row, found, topology) for row in classes]
+    return {
+        "group": group,
+        "new_rows": {"way": part.new_rows, **_cost(new_rows, topology)},
+        "classes": classes,
+        **_cost(calls, topology),
+    }
+
+
+def _sparse_class(row: dict[str, Any], found: StepPlan, topology: Topology) -> dict[str, Any]:
+    """Sparse layers send queries, whatever the class; what a class costs is not told apart."""
+    is_sharded = topology.mesh.dcp_size > 1
+    is_copy = row["row_class"] == RowClass.COPY.value
+    returns = return_exchange(found, topology, is_copy=is_copy) if is_sharded else "none"
+    context = "gather_q" if is_sharded else "local"
+    return {**row, "context": context, "returns": returns, "calls": None, "bytes": None}
+
+
+def _recurrent(found: StepPlan, topology: Topology) -> dict[str, int] | None:
+    layout = topology.recurrent_layout
+    if layout is None:
+        return None
+    calls = recurrent_collectives(found.rows, layout, 0, topology.dtype)
+    return _cost((Collective(*call) for call in calls), topology)
+
+
+def _experts(found: StepPlan, topology: Topology) -> dict[str, int] | None:
+    """Calls of a mixture whose experts are dealt out; how many rows travel the router decides."""
+    calls = list(expert_calls(found.rows, topology))
+    return {"calls": len(calls)} if calls else None
+
+
+def _cost(calls: Iterable[Collective], topology: Topology) -> dict[str, int]:
+    cost = cost_of(calls, topology.mesh)
+    return {"calls": cost.calls, "bytes": cost.received_bytes}
