@@ -151,3 +151,35 @@ def test_a_weight_may_multiply_what_enters_a_distant_expert() -> None:
     expected = whole(rows_of(0, 7))  # type: ignore[call-arg]
     for out, _ in found:
         assert (out - expected).abs().max() <= 1e-12 * expected.abs().max()
+
+
+def test_narrow_rows_are_no_worse_than_on_one_rank() -> None:
+    """In bfloat16 sums form in float32 and are rounded once."""
+    tensors = random_tensors(V2, torch.float64)
+    narrow = {name: tensor.to(torch.bfloat16) for name, tensor in tensors.items()}
+    x = rows_of(0, 9).to(torch.bfloat16)
+
+    def block_of(shard: Shard, weights: dict[str, torch.Tensor], dtype: torch.dtype) -> object:
+        return load_moe(WeightLoader(DictSource(weights), dtype, CPU), shard, "m", WIDTH, V2)
+
+    def body(world: World) -> torch.Tensor:
+        ep, tp = (world.group(kind, [range(2)]) for kind in ("ep", "tp"))
+        group = ExpertGroup(ep, SoloCommunicator(), ExpertLoad(EXPERTS))
+        shard = Shard(world.global_rank, 2, tp, group)
+        dealt = DealtRows(torch.arange(world.global_rank, 9, 2), 0)
+        return shard.sum(block_of(shard, narrow, torch.bfloat16)(x, Ops(dealt)))  # type: ignore[operator]
+
+    alone = Shard(0, 1, SoloCommunicator())
+    plain = block_of(alone, narrow, torch.bfloat16)
+    experts, weights = plain.router(x)  # type: ignore[attr-defined]
+    exact = {name: tensor.double() for name, tensor in narrow.items()}
+    truth = torch.stack(
+        [
+            mixture_row(exact, x[row].double(), experts[row].tolist(), weights[row].double())
+            for row in range(9)
+        ]
+    )
+    bound = 2 * (plain(x).double() - truth).abs().max() + truth.abs().max() / 256  # type: ignore[operator]
+    for out in ThreadGroup(2).run(body):
+        assert out.dtype == torch.bfloat16
+        assert (out.double() - truth).abs().max() <= bound

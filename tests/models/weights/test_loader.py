@@ -107,3 +107,14 @@ def test_what_another_rank_holds_is_left_and_not_counted() -> None:
     source.load("model.layers.10.a", (3, 4))
     source.finish()
     assert seen == [(1, 1)]
+
+
+def test_tensors_of_another_rank_are_left_by_name() -> None:
+    source = WeightLoader(
+        DictSource(dict.fromkeys(("e.1", "e.10", "e.2"), MATRIX)), torch.float32, CPU
+    )
+    source.leave_tensors(["e.1", "e.2"])
+    with pytest.raises(ModelFileError, match=r"e\.10 is not part"):
+        source.finish()
+    source.load("e.10", (3, 4))
+    source.finish()
