@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import string
 from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
@@ -29,6 +30,17 @@ def byte_level() -> Tokenizer:
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(t, special=True) for t in SPECIAL])
     tokenizer.add_tokens([AddedToken("<tool call>", normalized=False)])
+    return tokenizer
+
+
+def printable() -> Tokenizer:
+    """Three special tokens and one for each printable character: as many as tiny models have."""
+    pieces = string.digits + string.ascii_letters + string.punctuation + "\u0120\u010a"
+    vocabulary = {piece: number for number, piece in enumerate([*SPECIAL, *pieces])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in SPECIAL])
     return tokenizer
 
 
