@@ -23,8 +23,9 @@ check: $(STAMP)
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest --doctest-modules heddle
 
+# Whole files go to one of two workers: what a file builds once is built once.
 test: $(STAMP)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow --timeout 7200

@@ -1,135 +1,135 @@
-"""The context part of distributed rows: cached keys [0, C), all visible, sharded over the DCP
-group.
+"""The context part of distributed rows whose queries travel: cached keys, sharded over DCP.
 
-    travelling   queries visit every shard, partial results return and are merged (`gather_q`)
-    staying      shards visit the queries, piece by piece in a bounded workspace (`gather_kv`;
-    `local` where dcp = 1)
+    gather_q    queries are gathered and meet every shard at once, partials return
+    pass_q      queries go round the group and meet one shard after another, partials return
 
-Legend: `n` distributed rows, `h` lanes, `N` DCP ranks, `L` rows that a rank sends, `Ks`, `W` stored
-heads and width.
+Legend: `n` rows of a class, `h` lanes, `N` DCP ranks, `P'` PCP and `k` TP ranks among them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
+from heddle.attention.backends.base import Visible
+from heddle.attention.exchange.a2a import merge_blocks, packed
 from heddle.attention.exchange.base import gather_query
+from heddle.attention.exchange.lanes import merge_lanes
 from heddle.attention.kinds.base import AttentionKind
 from heddle.attention.resources import AttentionResources
+from heddle.attention.ring import visitors
 from heddle.attention.state import AttentionState, merge
 from heddle.attention.storage import SlotRange
+from heddle.attention.views import attend, visible_of
 from heddle.layout.heads import HeadRun
-from heddle.step.localize import KeyContextChunk, KeyContextPiece, RankStep
+from heddle.step.local_group import ClassStep
+from heddle.step.localize import RankStep
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Some queries and the keys of one range that they meet here."""
+
+    lane: int
+    block: int
+    """Row block of the queries."""
+    rows: torch.Tensor
+    """Among all gathered queries."""
+    slots: SlotRange
+    visible: Visible
 
 
 class TravellingContext:
     """Queries go to the keys."""
 
-    def __init__(self, step: RankStep, resources: AttentionResources) -> None:
-        self.step = step
+    def __init__(self, step: RankStep, rows: ClassStep, resources: AttentionResources) -> None:
+        self.rows = rows
         self.resources = resources
-        self.is_used = step.plan.context_exchange == "gather_q"
+        self.own = slice(rows.start, rows.start + rows.num_rows)
         self.parts = [
-            (torch.tensor(part.rows), resources.store.locate(part.keys))
-            for part in step.query_context
+            _Part(
+                part.lane,
+                int(part.rows[0]) // rows.num_rows,
+                torch.tensor(part.rows),
+                resources.store.locate(part.keys),
+                visible_of(part.ranges),
+            )
+            for part in rows.query_context
         ]
-        self.visible = torch.tensor(step.context_visible)
-        self.placement = resources.placement(step, step.num_distributed, is_copy=False)
-        self.exchange = resources.exchange(step.plan.merge_exchange)
+        self.visible = torch.tensor(rows.context_visible)
+        self.placement = resources.placement(step, rows.num_rows, is_copy=False)
 
     def run(self, layer: int, kind: AttentionKind) -> AttentionState | None:
         """State `[n, h]` over the cached context, or None when the plan says that no query
         travels.
         """
-        if not self.is_used or self.exchange is None:
+        if self.rows.plan.context == "gather_q":
+            merged = self._gathered(layer, kind)
+        elif self.rows.plan.context == "pass_q":
+            merged = self._passed(layer, kind)
+        else:
             return None
-        dcp = self.resources.groups.dcp
-        query = kind.travelling_query[self.step.num_copy :]
-        gathered = gather_query(query, self.placement, dcp, self.resources.groups.slice)
-        local = self._visit(layer, kind, gathered)
-        merged = self.exchange.merge(local, self.visible, self.placement, dcp)
         return AttentionState(kind.finish(merged.out), merged.lse)
 
-    def _visit(self, layer: int, kind: AttentionKind, query: torch.Tensor) -> AttentionState:
-        """All gathered queries against the keys of this rank; nil where it holds none."""
+    def _gathered(self, layer: int, kind: AttentionKind) -> AttentionState:
+        resources, dcp = self.resources, self.resources.groups.dcp
+        gathered = gather_query(kind.travelling_query[self.own], self.placement, resources.groups)
+        runs, rows = resources.gathered_runs, [part.rows for part in self.parts]
+        if resources.topology.lanes is None:
+            local = self._visit(
+                layer, kind, gathered, runs, list(zip(self.parts, rows, strict=True))
+            )
+            exchange = resources.exchange(self.rows.plan.returns)
+            assert exchange is not None, "queries travel in sharded groups alone"
+            return exchange.merge(local, self.visible, self.placement, dcp)
+        states = [
+            self._visit(
+                layer,
+                kind,
+                gathered,
+                runs,
+                [pair for pair in zip(self.parts, rows, strict=True) if pair[0].lane == lane],
+            )
+            for lane in range(len(self.visible) // dcp.world_size)
+        ]
+        return merge_lanes(states, self.visible, self.placement, dcp)
+
+    def _passed(self, layer: int, kind: AttentionKind) -> AttentionState:
+        """One block of queries after another; each result has the block's sender as destination."""
+        resources, dcp = self.resources, self.resources.groups.dcp
+        blocks: list[torch.Tensor | None] = [None] * dcp.world_size
+        for source, query in visitors(dcp, kind.travelling_query[self.own].contiguous()):
+            block = source % self.placement.num_replicas
+            first = block * self.rows.num_rows
+            parts = [(part, part.rows - first) for part in self.parts if part.block == block]
+            state = self._visit(layer, kind, query, resources.runs_at(source), parts)
+            blocks[source] = packed(state)
+        found = torch.stack([block for block in blocks if block is not None])
+        return merge_blocks(found, self.visible, self.placement, dcp)
+
+    def _visit(
+        self,
+        layer: int,
+        kind: AttentionKind,
+        query: torch.Tensor,
+        runs: Sequence[HeadRun],
+        parts: Sequence[tuple[_Part, torch.Tensor]],
+    ) -> AttentionState:
+        """Queries against keys of this rank, by parts and their rows; nil where it holds none."""
         width = kind.stored(kind.rows)[1].shape[-1]
         state = AttentionState.nil((*query.shape[:2], width), dtype=self.resources.partial_dtype)
-        for rows, slots in self.parts:
-            stored = self.resources.store.read(layer, slots).to(query.dtype)
-            key, value = kind.stored(stored)
-            found = self.resources.backend.attend(
-                query.index_select(0, rows),
-                key,
-                value,
-                self.resources.gathered_runs,
-                len(slots),
-                kind.scale,
+        for part, rows in parts:
+            keys = kind.stored(self.resources.store.read(layer, part.slots).to(query.dtype))
+            found = attend(
+                self.resources.backend, kind, query.index_select(0, rows), keys, runs, part.visible
             )
+            # Rows may come twice: with their window, and with the first tokens.
+            before = AttentionState(
+                state.out.index_select(0, rows), state.lse.index_select(0, rows)
+            )
+            found = merge([before, found], strict=False)
             state.out.index_copy_(0, rows, found.out)
             state.lse.index_copy_(0, rows, found.lse)
         return state
-
-
-class StayingContext:
-    """Keys come to the queries."""
-
-    def __init__(self, step: RankStep, resources: AttentionResources) -> None:
-        self.resources = resources
-        self.chunks = [
-            (
-                chunk,
-                [resources.store.locate(keys) for keys in chunk.sends],
-                [torch.tensor(piece.gathered) for piece in chunk.pieces],
-            )
-            for chunk in step.key_context
-        ]
-
-    def run(
-        self, layer: int, kind: AttentionKind, query: torch.Tensor, runs: Sequence[HeadRun]
-    ) -> dict[int, AttentionState]:
-        """One state per request of which this rank has rows, over its whole cached context.
-
-        Args:
-            layer: index of the layer.
-            kind: the layer's queries.
-            query: `[n, h, D]`.
-            runs: head map against expanded rows.
-        """
-        found: dict[int, AttentionState] = {}
-        for chunk, sends, gathered in self.chunks:
-            for piece, rows in self._pieces(layer, chunk, sends, gathered):
-                if piece.start == piece.end:
-                    continue
-                key, value = kind.expand(rows.to(query.dtype))
-                state = self.resources.backend.attend(
-                    query[piece.start : piece.end], key, value, runs, len(rows), kind.scale
-                )
-                earlier = found.get(piece.request)
-                found[piece.request] = (
-                    state if earlier is None else merge([earlier, state], strict=False)
-                )
-        return found
-
-    def _pieces(
-        self,
-        layer: int,
-        chunk: KeyContextChunk,
-        sends: Sequence[SlotRange],
-        gathered: Sequence[torch.Tensor],
-    ) -> Iterator[tuple[KeyContextPiece, torch.Tensor]]:
-        """The complete rows of each piece: read in place where dcp = 1, else gathered."""
-        store, dcp = self.resources.store, self.resources.groups.dcp
-        shares = [store.read(layer, slots) for slots in sends]
-        if dcp.world_size == 1:
-            yield from zip(chunk.pieces, shares, strict=True)
-            return
-        shard = shares[0].new_zeros((chunk.padded_local_rows, *shares[0].shape[1:]))
-        offset = 0
-        for share in shares:
-            shard[offset : offset + len(share)] = share
-            offset += len(share)
-        rows = dcp.all_gather(shard).flatten(0, 1)  # [N * L, Ks, W]
-        for piece, index in zip(chunk.pieces, gathered, strict=True):
-            yield piece, rows.index_select(0, index)

@@ -1,7 +1,7 @@
 """COPY rows: every PCP rank holds them. New KV is written first, then each row attends once.
 
-Row i of a request at position p sees the first `visible_len(p)` local keys on each rank, so decode
-rows, short prompts and several query tokens per request are one case.
+A row meets a range of local keys on each rank, which its position alone decides, so decode rows,
+short prompts, drafts and windows are one case.
 """
 
 from __future__ import annotations
@@ -10,47 +10,101 @@ from collections.abc import Sequence
 
 import torch
 
+from heddle.attention.backends.base import Visible
 from heddle.attention.exchange.base import gather_query
+from heddle.attention.exchange.lanes import merge_lanes
 from heddle.attention.kinds.base import AttentionKind
 from heddle.attention.resources import AttentionResources
-from heddle.attention.state import AttentionState, concatenate
+from heddle.attention.state import AttentionState, concatenate, with_sinks
+from heddle.attention.storage import SlotRange
+from heddle.attention.views import attend, joined, visible_of
+from heddle.comm.base import Communicator
+from heddle.comm.solo import SoloCommunicator
 from heddle.layout.heads import HeadRun
+from heddle.layout.rows import RowClass
+from heddle.step.lanes import MergeLanes
+from heddle.step.local_group import CopyPart, GroupStep
 from heddle.step.localize import RankStep
+
+_Views = list[tuple[SlotRange, Visible]]
 
 
 class CopyRows:
-    """Attention of the COPY rows of one step."""
+    """Attention of the COPY rows of one step in the layers of one cache group."""
 
-    def __init__(self, step: RankStep, resources: AttentionResources) -> None:
-        self.step = step
+    def __init__(self, step: RankStep, group: GroupStep, resources: AttentionResources) -> None:
+        plan = group.plan.classes[RowClass.COPY]
+        self.num_rows = step.num_copy
         self.resources = resources
-        self.keys = [resources.store.locate(part.keys) for part in step.copy_parts]
-        self.visible = torch.tensor(step.copy_visible)
-        self.placement = resources.placement(step, step.num_copy, is_copy=True)
-        self.exchange = resources.exchange(step.plan.copy_exchange)
+        self.lanes = range(MergeLanes.of(resources.topology, group.group).per_place)
+        self.parts = [
+            (slice(part.start, part.end), [self._views(part, lane) for lane in self.lanes])
+            for part in group.copy_parts
+        ]
+        self.visible = torch.tensor(group.copy_visible)
+        self.is_sharded = plan.context == "gather_q"
+        self.placement = (
+            resources.placement(step, step.num_copy, is_copy=True)
+            if self.is_sharded
+            else resources.local_placement(step.num_copy)
+        )
+        self.exchange = resources.exchange(plan.returns)
+
+    def _views(self, part: CopyPart, lane: int) -> _Views:
+        locate = self.resources.store.locate
+        return [
+            (locate(view.keys), visible_of(view.ranges)) for view in part.views if view.lane == lane
+        ]
 
     def run(self, layer: int, kind: AttentionKind) -> torch.Tensor:
         """`[num_copy, h, Dv]`."""
-        resources = self.resources
-        query = kind.travelling_query[: self.step.num_copy]
-        if self.exchange is None:
-            return kind.finish(self._attend(layer, kind, query, resources.own_runs).out)
-        dcp = resources.groups.dcp
-        gathered = gather_query(query, self.placement, dcp, resources.groups.slice)
-        local = self._attend(layer, kind, gathered, resources.gathered_runs)
-        merged = self.exchange.merge(local, self.visible, self.placement, dcp)
+        query = kind.travelling_query[: self.num_rows]
+        merged = self._merged(layer, kind, query)
+        if kind.sinks is not None:
+            merged = with_sinks(merged, kind.sinks)
         return kind.finish(merged.out)
 
-    def _attend(
-        self, layer: int, kind: AttentionKind, query: torch.Tensor, runs: Sequence[HeadRun]
-    ) -> AttentionState:
-        """Each request's rows against its own local keys."""
-        states = []
-        for part, slots in zip(self.step.copy_parts, self.keys, strict=True):
-            stored = self.resources.store.read(layer, slots).to(query.dtype)
-            key, value = kind.stored(stored)
-            rows = query[part.start : part.end]
-            states.append(
-                self.resources.backend.attend(rows, key, value, runs, part.visible, kind.scale)
+    def _merged(self, layer: int, kind: AttentionKind, query: torch.Tensor) -> AttentionState:
+        """The state of this rank's heads over the keys of all ranks."""
+        resources, dcp = self.resources, self._dcp
+        if self.is_sharded:
+            query, runs = (
+                gather_query(query, self.placement, resources.groups),
+                resources.gathered_runs,
             )
+        else:
+            query, runs = query[:, resources.own_lanes], resources.own_runs
+        states = [self._attend(layer, kind, query, runs, lane) for lane in self.lanes]
+        if resources.topology.lanes is not None:
+            return merge_lanes(states, self.visible, self.placement, dcp)
+        if self.exchange is None:
+            return states[0]
+        return self.exchange.merge(states[0], self.visible, self.placement, dcp)
+
+    @property
+    def _dcp(self) -> Communicator:
+        """Those that share a sequence's keys."""
+        return self.resources.groups.dcp if self.is_sharded else SoloCommunicator()
+
+    def _attend(
+        self,
+        layer: int,
+        kind: AttentionKind,
+        query: torch.Tensor,
+        runs: Sequence[HeadRun],
+        lane: int,
+    ) -> AttentionState:
+        """Each request's rows against its own local keys of a lane."""
+        states = []
+        for rows, lanes in self.parts:
+            found = []
+            for slots, visible in lanes[lane]:
+                keys = kind.stored(self.resources.store.read(layer, slots).to(query.dtype))
+                found.append(attend(self.resources.backend, kind, query[rows], keys, runs, visible))
+            states.append(joined(found) if found else self._nil(kind, query[rows]))
         return concatenate(states)
+
+    def _nil(self, kind: AttentionKind, query: torch.Tensor) -> AttentionState:
+        """Rows that meet nothing here."""
+        width = kind.stored(kind.rows)[1].shape[-1]
+        return AttentionState.nil((*query.shape[:2], width), dtype=self.resources.partial_dtype)

@@ -9,81 +9,78 @@ The two key sets are disjoint and together complete, so their merge is exact.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 
-import numpy as np
 import torch
 
-from heddle.attention.context import StayingContext, TravellingContext
+from heddle.attention.context import TravellingContext
 from heddle.attention.kinds.base import AttentionKind
 from heddle.attention.resources import AttentionResources
-from heddle.attention.state import AttentionState, concatenate, merge
-from heddle.layout.heads import HeadRun
-from heddle.step.localize import DistributedPart, RankStep
+from heddle.attention.state import AttentionState, with_sinks
+from heddle.attention.staying_context import StayingContext
+from heddle.attention.views import attend, joined, visible_of
+from heddle.step.local_group import ClassStep
+from heddle.step.localize import RankStep
 
 
 class DistributedRows:
-    """Attention of the distributed rows of one step."""
+    """Attention of the rows of one class in one step, in the layers of one cache group."""
 
-    def __init__(
-        self,
-        step: RankStep,
-        resources: AttentionResources,
-        travelling: TravellingContext,
-        staying: StayingContext,
-    ) -> None:
-        self.step = step
+    def __init__(self, step: RankStep, rows: ClassStep, resources: AttentionResources) -> None:
+        self.rows = rows
         self.resources = resources
-        self.travelling = travelling
-        self.staying = staying
+        self.travelling = TravellingContext(step, rows, resources)
+        self.staying = StayingContext(rows, resources)
+        self.segments = [
+            (
+                segment,
+                [(slice(view.start, view.end), visible_of(view.ranges)) for view in segment.views],
+            )
+            for segment in rows.segments
+        ]
 
-    def run(self, layer: int, kind: AttentionKind, new_rows: torch.Tensor) -> torch.Tensor:
+    def run(
+        self, layer: int, kind: AttentionKind, new_keys: tuple[torch.Tensor, torch.Tensor]
+    ) -> torch.Tensor:
         """Attend and merge.
 
         Args:
             layer: index of the layer.
             kind: the layer's queries.
-            new_rows: `[T_distributed, Ks, W]`, all new rows of the step in global order.
+            new_keys: expanded keys and values of the step's distributed rows, as far as rows of
+                this rank may see them, in global order.
         Returns:
             `[n, h, Dv]`; zeros on pads.
         """
-        query = kind.staying_query[self.step.num_copy :]
+        query = kind.staying_query[self.rows.start : self.rows.start + self.rows.num_rows]
         runs = kind.staying_runs(self.resources.own_runs)
         travelled = self.travelling.run(layer, kind)
         stayed = self.staying.run(layer, kind, query, runs)
-        key, value = kind.expand(new_rows)
-        out = torch.zeros((*query.shape[:2], value.shape[-1]), dtype=self.resources.partial_dtype)
-        for part in self.step.distributed_parts:
-            if part.start == part.end:
-                continue
-            rows = slice(part.start, part.end)
-            states = [self._self_state(query, key, value, runs, part, kind.scale)]
-            if travelled is not None:
-                states.append(AttentionState(travelled.out[rows], travelled.lse[rows]))
-            if part.request in stayed:
-                states.append(stayed[part.request])
-            out[rows] = states[0].out if len(states) == 1 else merge(states, strict=False).out
+        width = new_keys[1].shape[-1]
+        out = torch.zeros((*query.shape[:2], width), dtype=self.resources.partial_dtype)
+        for segment, views in self.segments:
+            rows = slice(segment.start, segment.end)
+            states = [
+                attend(
+                    self.resources.backend,
+                    kind,
+                    query[rows],
+                    (new_keys[0][keys], new_keys[1][keys]),
+                    runs,
+                    visible,
+                )
+                for keys, visible in views
+            ]
+            states += _context_of(rows, travelled, stayed)
+            state = joined(states)
+            out[rows] = (state if kind.sinks is None else with_sinks(state, kind.sinks)).out
         return out
 
-    def _self_state(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        runs: Sequence[HeadRun],
-        part: DistributedPart,
-        scale: float,
-    ) -> AttentionState:
-        """Rows of one request against its new keys, causal by position."""
-        states = []
-        for segment in part.segments:
-            length = segment.end - segment.start
-            if length == 0:
-                continue
-            visible = segment.first_visible + np.arange(length, dtype=np.int64)
-            keys = slice(part.key_start, part.key_start + int(visible[-1]))
-            rows = query[segment.start : segment.end]
-            states.append(
-                self.resources.backend.attend(rows, key[keys], value[keys], runs, visible, scale)
-            )
-        return concatenate(states)
+
+def _context_of(
+    rows: slice, travelled: AttentionState | None, stayed: AttentionState | None
+) -> Iterator[AttentionState]:
+    """The context states of some rows, as far as the plan has any."""
+    for state in (travelled, stayed):
+        if state is not None:
+            yield AttentionState(state.out[rows], state.lse[rows])

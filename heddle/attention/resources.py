@@ -12,8 +12,9 @@ from heddle.attention.backends.base import AttentionBackend
 from heddle.attention.exchange import create_exchange
 from heddle.attention.exchange.base import Exchange
 from heddle.attention.exchange.placement import Placement
+from heddle.attention.recurrent.store import StateStore
 from heddle.attention.storage import KVStore
-from heddle.comm.base import RankGroups
+from heddle.comm.base import Communicator, RankGroups
 from heddle.layout.heads import HeadRun
 from heddle.step.localize import RankStep
 from heddle.step.topology import Topology
@@ -31,6 +32,8 @@ class AttentionResources:
     groups: RankGroups
     backend: AttentionBackend
     tp_rank: int
+    states: StateStore | None = None
+    """Of the recurrent layers that this rank holds; None: it has none."""
 
     @cached_property
     def own_runs(self) -> Sequence[HeadRun]:
@@ -59,7 +62,46 @@ class AttentionResources:
             is_copy=is_copy,
             position=step.dcp_rank,
             used_lanes=self._used_lanes,
+            has_slice_queries=self.topology.replicates_queries,
         )
+
+    def local_placement(self, num_rows: int) -> Placement:
+        """The same where every rank has all its keys: only its own rows and heads."""
+        return Placement(
+            num_replicas=1,
+            slice_size=1,
+            num_rows=num_rows,
+            lanes=self.topology.heads.lanes,
+            is_copy=True,
+            position=0,
+            used_lanes=tuple(self._used_lanes[self.slice_lanes]),
+        )
+
+    @cached_property
+    def slice_lanes(self) -> slice:
+        """This rank's own lanes among those of its slice."""
+        lanes = self.topology.heads.lanes
+        first = self.tp_rank % self.topology.mesh.slice_size * lanes
+        return slice(first, first + lanes)
+
+    @property
+    def own_lanes(self) -> slice:
+        """This rank's own lanes among the queries that it projects."""
+        if self.topology.replicates_queries:
+            return self.slice_lanes
+        return slice(0, self.topology.heads.lanes)
+
+    def runs_at(self, place: int) -> Sequence[HeadRun]:
+        """Lanes of the rank at a place of the DCP group -> kv heads stored by its slice."""
+        mesh = self.topology.mesh
+        first = self.tp_rank // mesh.slice_size * mesh.slice_size
+        return self.topology.heads.runs(first + place // mesh.num_replicas)
+
+    @property
+    def replicas(self) -> Communicator:
+        """The PCP ranks of this rank's DCP group, once each."""
+        mesh = self.topology.mesh
+        return self.groups.pcp if mesh.num_replicas == mesh.pcp_size else self.groups.dcp
 
     @cached_property
     def _used_lanes(self) -> tuple[bool, ...]:
@@ -72,4 +114,5 @@ class AttentionResources:
         """The exchange of a plan's choice; None where nothing travels."""
         if name in ("none", "local") or self.groups.dcp.world_size == 1:
             return None
-        return create_exchange(name)
+        keeps_lse = self.topology.model.has_sinks
+        return create_exchange(name, self.replicas, keeps_lse=keeps_lse)

@@ -160,6 +160,19 @@ def merge(
     return AttentionState(out, lse)
 
 
+def with_sinks(state: AttentionState, sinks: torch.Tensor) -> AttentionState:
+    """The state with one more key per head, whose score is learned and whose value is zero.
+
+    Added once, after all real keys have been merged: one sink per shard would count it N times.
+
+    Args:
+        state: `[R, h]`.
+        sinks: `[h]`, logits that are compared with scaled scores.
+    """
+    lse = sinks.to(state.lse.dtype).expand_as(state.lse)
+    return merge([state, AttentionState(torch.zeros_like(state.out), lse)], strict=False)
+
+
 def concatenate(states: Sequence[AttentionState]) -> AttentionState:
     """States of different rows, one below the other along the first axis."""
     if len(states) == 1:

@@ -3,51 +3,76 @@
     new rows --PCP gather--> every rank sees each new row once --write where owned--> cache
       COPY rows          query over the slice -> local keys, bound per row -> exchange -> own heads
       distributed rows   self part (new keys, causal)  merged with  context part (cached keys)
+      sparse layers      every row meets chosen keys of the cache, see `heddle.attention.sparse`
 
 Which calls are made follows from the plan, never from what this rank happens to hold.
 
-Legend: `M` local rows, `n` distributed rows, `h` lanes, `P` PCP size, `Ks` stored kv heads, `W`
-stored row width.
+Legend: `M` local rows, `h` lanes, `P` PCP size, `Ks` stored kv heads, `W` stored row width.
 """
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import torch
 
-from heddle.attention.context import StayingContext, TravellingContext
+from heddle.attention.base import DealtRows, IndexRows
 from heddle.attention.copy_rows import CopyRows
 from heddle.attention.distributed_rows import DistributedRows
 from heddle.attention.kinds.base import AttentionKind
 from heddle.attention.kinds.gqa import GQAKind
 from heddle.attention.kinds.mla import MLAKind
+from heddle.attention.recurrent.step_recurrence import RankRecurrence
+from heddle.attention.recurrent.terms import RecurrentInputs
 from heddle.attention.resources import AttentionResources
+from heddle.attention.sparse.create import create_sparse_rows
+from heddle.attention.sparse.kind import SparseLatentKind
 from heddle.attention.storage import SlotWrite
+from heddle.step.experts import dispatched_rows
+from heddle.step.local_group import GroupStep, localize_group
 from heddle.step.localize import RankStep
+from heddle.step.recurrent import create_recurrent_step
 
 
 class RankAttention:
-    """`StepAttention` of one rank for one step; index tensors are made once and serve every
-    layer.
-    """
+    """`StepOps` of one rank for one step; index tensors are made once and serve every layer."""
 
     def __init__(self, step: RankStep, resources: AttentionResources) -> None:
-        self.step = step
         self.resources = resources
-        self.write = SlotWrite.of(step.slot_mapping)
-        self.distributed_order = torch.tensor(step.distributed_order)
-        self.copy_rows = CopyRows(step, resources)
-        self.distributed_rows = DistributedRows(
-            step,
-            resources,
-            TravellingContext(step, resources),
-            StayingContext(step, resources),
-        )
+        topology = resources.topology
+        steps = [localize_group(step, topology, group) for group in range(len(topology.groups))]
+        self.coverage = tuple(found.coverage for found in steps)
+        """Per cache group: mix of the rows that this rank writes."""
+        self._groups = [GroupAttention(step, found, resources) for found in steps]
+        self._recurrence = _create_recurrence(step, resources)
+        self._step = step
+
+    @cached_property
+    def dealt_rows(self) -> DealtRows:
+        """See `StepOps.dealt_rows`."""
+        rows = dispatched_rows(self._step, self.resources.topology)
+        return DealtRows(torch.tensor(rows), self._step.num_copy)
 
     def gqa(
-        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """See `StepAttention.gqa`."""
-        return self._run(layer, GQAKind(query, key, value))
+        """See `StepOps.gqa`."""
+        model = self.resources.topology.model
+        kind = GQAKind(
+            query,
+            key,
+            value,
+            scale=model.attention_scale,
+            softcap=model.attention_softcap,
+            sinks=sinks,
+            own_lanes=self.resources.own_lanes,
+        )
+        return self._group_of(layer).run(layer, kind)
 
     def mla(
         self,
@@ -58,38 +83,107 @@ class RankAttention:
         key_up: torch.Tensor,
         value_up: torch.Tensor,
         scale: float,
+        index: IndexRows | None = None,
     ) -> torch.Tensor:
-        """See `StepAttention.mla`."""
-        return self._run(layer, MLAKind(query_nope, query_rope, latent, key_up, value_up, scale))
+        """See `StepOps.mla`."""
+        tensors = (query_nope, query_rope, latent, key_up, value_up)
+        own = self.resources.own_lanes
+        kind = (
+            MLAKind(*tensors, scale, own)
+            if index is None
+            else SparseLatentKind(*tensors, scale, index, own)
+        )
+        return self._group_of(layer).run(layer, kind)
 
-    def _run(self, layer: int, kind: AttentionKind) -> torch.Tensor:
+    def recurrent(self, layer: int, inputs: RecurrentInputs) -> torch.Tensor:
+        """See `StepOps.recurrent`."""
+        assert self._recurrence is not None, "the model has recurrent layers"
+        return self._recurrence.run(layer, inputs)
+
+    def _group_of(self, layer: int) -> GroupAttention:
+        return self._groups[self.resources.topology.group_of_layer[layer]]
+
+
+def _create_recurrence(step: RankStep, resources: AttentionResources) -> RankRecurrence | None:
+    """The recurrent layers of a step, where this rank has some."""
+    states, model = resources.states, resources.topology.model
+    if states is None or model.recurrent is None:
+        return None
+    uses = [request.state for request in step.plan.batch.requests]
+    rows = create_recurrent_step(step.plan.rows, uses, step.pcp_rank)
+    return RankRecurrence(rows, states, resources.groups.pcp, model.recurrent.chunk_size)
+
+
+class GroupAttention:
+    """The layers of one cache group in one step."""
+
+    def __init__(self, step: RankStep, group: GroupStep, resources: AttentionResources) -> None:
+        self.resources = resources
+        self.num_copy = step.num_copy
+        self.num_distributed = step.num_distributed
+        self.write = SlotWrite.of(group.slot_mapping)
+        self.new_order = torch.tensor(group.new_order)
+        self.new_sends = None if group.new_sends is None else torch.tensor(group.new_sends)
+        self.copy_rows = CopyRows(step, group, resources)
+        self.classes = [DistributedRows(step, rows, resources) for rows in group.classes]
+        is_sparse = resources.topology.model.sparse is not None
+        self.sparse_rows = create_sparse_rows(step, resources) if is_sparse else []
+
+    def run(self, layer: int, kind: AttentionKind) -> torch.Tensor:
         """`[M, h, Dv]` in the dtype of the queries."""
         new_rows = self._share_new_rows(layer, kind.rows)
-        parts: list[torch.Tensor] = []
-        if self.step.num_copy > 0:
-            parts.append(self.copy_rows.run(layer, kind))
-        if self.step.num_distributed > 0:
-            parts.append(self.distributed_rows.run(layer, kind, new_rows))
+        if isinstance(kind, SparseLatentKind):
+            parts = [rows.run(layer, kind) for rows in self.sparse_rows]
+        else:
+            parts = self._dense_parts(layer, kind, new_rows)
+        if not parts:  # an idle replica keeps step with the others
+            query = kind.travelling_query[:, self.resources.own_lanes]
+            return kind.finish(query[..., : kind.stored(kind.rows)[1].shape[-1]])
         out = parts[0] if len(parts) == 1 else torch.cat(parts)
         return out.to(kind.rows.dtype)
 
+    def _dense_parts(
+        self, layer: int, kind: AttentionKind, new_rows: torch.Tensor
+    ) -> list[torch.Tensor]:
+        """Class after class, `[n, h, Dv]`."""
+        parts: list[torch.Tensor] = []
+        if self.num_copy > 0:
+            parts.append(self.copy_rows.run(layer, kind))
+        if self.classes:
+            new_keys = kind.expand(new_rows)
+            parts += [rows.run(layer, kind, new_keys) for rows in self.classes]
+        return parts
+
     def _share_new_rows(self, layer: int, rows: torch.Tensor) -> torch.Tensor:
-        """Gather the distributed rows over PCP and write what is owned here.
+        """Bring distributed rows over PCP and write what is owned here.
 
         Args:
             layer: index of the layer.
             rows: `[M, Ks, W]`, this rank's own new rows.
         Returns:
-            `[T_distributed, Ks, W]`: all distributed rows of the step, in global order, as the
-            cache will give them back: a narrow cache rounds once, for every layout alike.
+            `[T_seen, Ks, W]`: the distributed rows that rows of this rank may see, in global order,
+            as the cache will give them back: a narrow cache rounds once, for every layout alike.
         """
-        resources, num_copy = self.resources, self.step.num_copy
+        resources, num_copy = self.resources, self.num_copy
         dtype, rows = rows.dtype, rows.to(resources.store.dtype)
         pcp = resources.groups.pcp
-        if pcp.world_size == 1 or self.step.num_distributed == 0:
+        if pcp.world_size == 1 or self.num_distributed == 0:
             resources.store.write(layer, self.write, rows)
-            return rows[num_copy:].index_select(0, self.distributed_order).to(dtype)
-        gathered = pcp.all_gather(rows[num_copy:].contiguous()).flatten(0, 1)  # [P*n, Ks, W]
-        seen = torch.cat((rows[:num_copy], gathered)) if num_copy else gathered
+            return rows[num_copy:].index_select(0, self.new_order).to(dtype)
+        received = self._received(rows[num_copy:])
+        seen = torch.cat((rows[:num_copy], received)) if num_copy else received
         resources.store.write(layer, self.write, seen)
-        return gathered.index_select(0, self.distributed_order).to(dtype)
+        return received.index_select(0, self.new_order).to(dtype)
+
+    def _received(self, own: torch.Tensor) -> torch.Tensor:
+        """Rows of all PCP ranks, `[P*n, Ks, W]`; through a halo those that each of them hands to
+        this one, then its own, `[P*m + n, Ks, W]`.
+        """
+        pcp = self.resources.groups.pcp
+        if self.new_sends is None:
+            return pcp.all_gather(own.contiguous()).flatten(0, 1)
+        if self.new_sends.numel() == 0:
+            return own
+        blocks = own.index_select(0, self.new_sends.flatten())
+        blocks = blocks.view(*self.new_sends.shape, *own.shape[1:])  # [P, m, Ks, W]
+        return torch.cat((pcp.all_to_all(blocks).flatten(0, 1), own))

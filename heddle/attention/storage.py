@@ -1,9 +1,12 @@
-"""KV rows of one rank: one tensor per layer, addressed by slot.
+"""KV rows of one rank: pool tensors addressed by slot.
 
 A stored row holds key and value of one kv head side by side (GQA), or the latent row that serves as
 both (MLA), so one write and one gather move both:
 
     layer[slot, head] = | key: D | value: D |        or        | latent: 512 | rotary key: 64 |
+
+Layer j of every cache group lives in tensor j: a block id belongs to one group at a time, so layers
+of different groups never meet in a page (`heddle.layout.cache_groups`).
 
 Slots come from the layout (`KVLayout.slots`), reads go by local index through a block table: local
 index l of a sequence lies in block `table[l // block_size]`, row `l % block_size`.
@@ -13,7 +16,7 @@ Legend: `Ks` stored kv heads, `W` width of a stored row.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,7 +25,7 @@ import torch
 
 from heddle.kvcache.copies import BlockCopy
 from heddle.layout.kv import KVLayout
-from heddle.step.localize import LocalRange
+from heddle.step.local_context import LocalRange
 from heddle.units import PAD_SLOT_ID
 
 
@@ -61,7 +64,7 @@ class KVStore:
     def __init__(
         self,
         *,
-        num_layers: int,
+        tensor_of_layer: Mapping[int, int],
         num_blocks: int,
         block_size: int,
         num_heads: int,
@@ -69,16 +72,37 @@ class KVStore:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
+        """Allocate.
+
+        Args:
+            tensor_of_layer: pool tensor of each attention layer of this rank's stage.
+            num_blocks: of the pool, block 0 included.
+            block_size: rows of a block.
+            num_heads: `Ks`.
+            row_width: `W`.
+            dtype: of stored elements.
+            device: of the tensors.
+        """
         self.block_size = block_size
         self.dtype = dtype
+        self._tensor_of_layer = dict(tensor_of_layer)
+        num_tensors = max(self._tensor_of_layer.values(), default=-1) + 1
         shape = (num_blocks * block_size, num_heads, row_width)
         # Never touched pages stay uncommitted, so a large pool costs only what is written.
-        self.layers = [torch.empty(shape, dtype=dtype, device=device) for _ in range(num_layers)]
+        self.tensors = [torch.empty(shape, dtype=dtype, device=device) for _ in range(num_tensors)]
+
+    def layer(self, layer: int) -> torch.Tensor:
+        """`[slots, Ks, W]`: the tensor in which a layer's rows lie."""
+        return self.tensors[self._tensor_of_layer[layer]]
 
     def locate(self, keys: LocalRange) -> SlotRange:
         """Slots of a range of local indices, found once per step and used by every layer."""
         if keys.start >= keys.end:
             return SlotRange(0, 0, None)
+        if keys.picked is not None:
+            index = keys.start + keys.picked
+            slots = keys.block_table[index // self.block_size] * self.block_size
+            return SlotRange(0, 0, torch.tensor(slots + index % self.block_size))
         first_block = keys.start // self.block_size
         last_block = (keys.end - 1) // self.block_size
         blocks = keys.block_table[first_block : last_block + 1]
@@ -92,7 +116,7 @@ class KVStore:
 
     def read(self, layer: int, slots: SlotRange) -> torch.Tensor:
         """`[L, Ks, W]`: a view where the slots are one run, else a copy."""
-        rows = self.layers[layer]
+        rows = self.layer(layer)
         if slots.index is None:
             return rows[slots.start : slots.end]
         return rows.index_select(0, slots.index)
@@ -108,28 +132,27 @@ class KVStore:
         if len(write.slots) == 0:
             return
         kept = rows if write.rows is None else rows.index_select(0, write.rows)
-        self.layers[layer].index_copy_(0, write.slots, kept)
+        self.layer(layer).index_copy_(0, write.slots, kept)
 
     def copy_blocks(
-        self, copies: Sequence[BlockCopy], layouts: Sequence[KVLayout], rank: int
+        self, copies: Sequence[BlockCopy], places: Sequence[tuple[KVLayout, int]]
     ) -> None:
         """Copy-on-write: this rank's share of each partly shared virtual block.
 
         Args:
             copies: no source is a target, so their order has no effect.
-            layouts: the layout of each copied chain.
-            rank: place in the DCP group.
+            places: for each copy, the layout of its chain and this rank's place in it.
         """
-        for copy, layout in zip(copies, layouts, strict=True):
-            first, last = layout.local_range(copy.start, copy.end, rank)
+        for copy, (layout, place) in zip(copies, places, strict=True):
+            first, last = layout.local_range(copy.start, copy.end, place)
             source = copy.source_block * self.block_size
             target = copy.target_block * self.block_size
-            for rows in self.layers:
+            for rows in self.tensors:
                 rows[target : target + last - first] = rows[source : source + last - first]
 
     def wipe(self, blocks: Sequence[int]) -> None:
         """Overwrite blocks with zeros, after a request that produced NaN."""
         for block in blocks:
             start = block * self.block_size
-            for rows in self.layers:
+            for rows in self.tensors:
                 rows[start : start + self.block_size] = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from heddle.layout.cache_groups import CacheGroup
+from heddle.layout.cut import cut
 from heddle.layout.mesh import Mesh
 from heddle.step.topology import Topology
 
@@ -64,7 +65,7 @@ def experts(topology: Topology) -> dict[str, Any] | None:
 
 def _share(mesh: Mesh, rank: int, count: int) -> list[int]:
     place, size = mesh.position("ep", rank), mesh.group_size("ep")
-    return [count * place // size, count * (place + 1) // size]
+    return list(cut(count, size, place))
 
 
 def cache_group(topology: Topology, group: CacheGroup) -> dict[str, Any]:

@@ -203,7 +203,6 @@ class ModelConfig:
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
-    sliding_window: int | None = None
     layer_kinds: tuple[LayerKind, ...] = ()
     """One per layer; empty: full attention everywhere. Read through `kind_of`."""
     local_rope: RopeConfig | None = None

@@ -1,7 +1,7 @@
 """On which rank a block chain starts.
 
 The last round of a sequence is ragged and fills from its start rank on. If all start on rank 0, it
-holds `I * (N - 1) / 2` tokens more than the mean per sequence; starting each where least lies
+holds `I * (N - 1) / (2 * N)` tokens more than the mean per sequence; starting each where least lies
 levels this out.
 
 Legend: `N` ranks of a DCP group, `I` interleave, `u` start rank.

@@ -18,10 +18,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from heddle.config.model import ModelConfig
 from heddle.config.visibility import Visibility
+from heddle.layout.cut import cut
 from heddle.layout.kv import KVLayout
 
 MAX_GROUPS = 8
@@ -98,16 +98,6 @@ def page_layers(counts: list[int]) -> int:
     return min(sizes, key=lambda size: (groups(size) * size, groups(size)))
 
 
-def stage_cuts(num_layers: int, num_stages: int) -> list[int]:
-    """First layer of each pipeline stage, and the end of the last: floor(L * i / stages).
-
-    Example:
-        >>> stage_cuts(5, 3)
-        [0, 1, 3, 5]
-    """
-    return [num_layers * stage // num_stages for stage in range(num_stages + 1)]
-
-
 def max_stage_tensors(groups: Sequence[CacheGroup], num_layers: int, num_stages: int) -> int:
     """KV tensors of the pipeline stage with the most: a stage holds only its own layers.
 
@@ -120,11 +110,8 @@ def max_stage_tensors(groups: Sequence[CacheGroup], num_layers: int, num_stages:
         >>> [max_stage_tensors(groups, 5, stages) for stages in (1, 2, 3)]
         [3, 2, 1]
     """
-    counts = (
-        sum(start <= layer < end for layer in group.layers)
-        for group in groups
-        for start, end in pairwise(stage_cuts(num_layers, num_stages))
-    )
+    stages = [range(*cut(num_layers, num_stages, stage)) for stage in range(num_stages)]
+    counts = (sum(layer in stage for layer in group.layers) for group in groups for stage in stages)
     return max(counts, default=0)
 
 

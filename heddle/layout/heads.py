@@ -24,6 +24,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from heddle.errors import TopologyError
+from heddle.layout.cut import cut
 
 
 class HeadRun(NamedTuple):
@@ -149,8 +150,7 @@ class HeadLayout:
 
     def _cut(self, index: int, parts: int) -> tuple[int, int]:
         """Part `index` of the query heads cut in `parts`; slice cuts are rank cuts too."""
-        heads = self.num_query_heads
-        return heads * index // parts, heads * (index + 1) // parts
+        return cut(self.num_query_heads, parts, index)
 
     def _kv_head(self, query_head: int) -> int:
         return query_head // (self.num_query_heads // self.num_kv_heads)

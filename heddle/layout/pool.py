@@ -19,20 +19,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 
 from heddle.config.cache import CacheConfig
 from heddle.config.model import ModelConfig
 from heddle.config.parallel import ParallelConfig
 from heddle.config.visibility import Visibility
 from heddle.errors import ConfigError
-from heddle.layout.cache_groups import (
-    CacheGroup,
-    create_cache_groups,
-    max_stage_tensors,
-    stage_cuts,
-)
+from heddle.layout.cache_groups import CacheGroup, create_cache_groups, max_stage_tensors
 from heddle.layout.cache_need import UNBOUNDED_TOKENS, blocks_needed, longest_sequence
+from heddle.layout.cut import cut
 from heddle.layout.heads import HeadLayout
 from heddle.layout.mesh import Mesh
 from heddle.layout.recurrent_heads import RecurrentLayout
@@ -143,8 +138,9 @@ def state_slot_bytes(model: ModelConfig, parallel: ParallelConfig, dtype: str) -
     if model.recurrent is None or not any(kinds):
         return 0
     layout = RecurrentLayout(model.recurrent, parallel.tensor_parallel_size)
-    cuts = stage_cuts(model.num_layers, parallel.pipeline_parallel_size)
-    num_layers = max(sum(kinds[start:end]) for start, end in pairwise(cuts))
+    stages = parallel.pipeline_parallel_size
+    spans = (cut(model.num_layers, stages, stage) for stage in range(stages))
+    num_layers = max(sum(kinds[start:end]) for start, end in spans)
     return num_layers * max(
         layout.slot_bytes(rank, max(DTYPE_BYTES[dtype], 4), DTYPE_BYTES[dtype])
         for rank in range(parallel.tensor_parallel_size)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from heddle.layout.choice import LayoutChoice, user_name
+from heddle.layout.choice import LayoutChoice
 
 Mend = Callable[[LayoutChoice], Iterable[LayoutChoice]]
 
@@ -48,23 +48,3 @@ def is_count(*values: object) -> bool:
 def moved(choice: LayoutChoice, name: str, values: Iterable[object]) -> Iterator[LayoutChoice]:
     """The choice with one setting changed to each of some values."""
     return (choice.with_settings({name: value}) for value in values)
-
-
-def reset_rule(*, name: str, setting: str, value: object, why: str) -> Rule:
-    """The rule of a setting that has one legal value in this version."""
-
-    def problems(choice: LayoutChoice) -> Iterator[Problem]:
-        asked = choice.setting(setting)
-        # A size that is no count is the first rule's to report.
-        if asked != value and (isinstance(value, bool) or is_count(asked)):
-            yield Problem(f"{user_name(setting)}={asked} is not built yet; {why}", setting, [value])
-
-    asked = True if value is False else 2
-    return Rule(
-        name=name,
-        demand=f"`{user_name(setting)}` is {value} in this version",
-        why=why,
-        problems=problems,
-        mend=lambda choice: moved(choice, setting, [value]),
-        example=LayoutChoice().with_settings({setting: asked}),
-    )

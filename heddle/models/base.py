@@ -12,8 +12,9 @@ import torch
 
 from heddle.attention.base import StepOps
 from heddle.config.model import ModelConfig
+from heddle.layout.cut import cut
 from heddle.layout.heads import HeadLayout
-from heddle.models.layers.shard import Shard, cut
+from heddle.models.layers.shard import Shard
 from heddle.models.weights.loader import WeightLoader
 
 

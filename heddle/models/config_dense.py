@@ -38,7 +38,6 @@ def read_dense_config(fields: Fields, architecture: str, eos: tuple[int, ...]) -
         qkv_bias=qwen2 or attention_bias,
         output_bias=attention_bias,
         mlp_bias=llama and fields.boolean("mlp_bias", False),
-        sliding_window=_sliding_window(fields, architecture),
         layer_kinds=_layer_kinds(fields, architecture, base.num_layers),
     )
 

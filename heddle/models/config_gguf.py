@@ -67,7 +67,6 @@ def read_gguf_config(path: Path) -> ModelConfig:
         qkv_bias="blk.0.attn_q.bias" in header.tensors,
         output_bias="blk.0.attn_output.bias" in header.tensors,
         mlp_bias="blk.0.ffn_down.bias" in header.tensors,
-        sliding_window=window,
         layer_kinds=uniform_window(num_layers, window),
         bos_token_id=fields.optional_integer("tokenizer.ggml.bos_token_id", minimum=0),
         eos_token_ids=_eos_token_ids(fields),

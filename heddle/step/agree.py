@@ -5,26 +5,40 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from heddle.errors import PlanMismatch
-from heddle.layout.mesh import Mesh
 from heddle.step.batch import RankReply
 from heddle.step.plan import StepPlan
+from heddle.step.topology import Topology
 
 
-def check_coverage(replies: Sequence[RankReply], plan: StepPlan, mesh: Mesh) -> None:
+def check_coverage(
+    replies: Sequence[RankReply], plan: StepPlan, topology: Topology, first_rank: int = 0
+) -> None:
     """Each store copy wrote every new position of the step once, in its own slot.
 
     Args:
-        replies: in global rank order.
+        replies: of one replica, in global rank order.
         plan: the driver's plan of the step.
-        mesh: of the engine.
+        topology: of the engine.
+        first_rank: global rank of the replica's first rank.
     Raises:
-        PlanMismatch: naming the first DCP group whose sum differs.
+        PlanMismatch: naming the first ranks whose sum differs.
     """
-    for members in mesh.groups("dcp"):
-        total = sum(replies[rank].coverage for rank in members) % 2**64
-        if total != plan.coverage:
-            raise PlanMismatch(
-                f"step {plan.batch.step}: ranks {list(members)} wrote KV that sums to "
-                f"{total:#018x}, the layout says {plan.coverage:#018x}; "
-                "nothing of this step is released"
-            )
+    for group, expected in enumerate(plan.coverage):
+        for members in _store_copies(topology, group):
+            total = sum(replies[place].coverage[group] for place in members) % 2**64
+            if total != expected:
+                ranks = [first_rank + place for place in members]
+                raise PlanMismatch(
+                    f"step {plan.batch.step}: ranks {ranks} wrote KV of cache group {group} that "
+                    f"sums to {total:#018x}, the layout says {expected:#018x}; "
+                    "nothing of this step is released"
+                )
+
+
+def _store_copies(topology: Topology, group: int) -> list[tuple[int, ...]]:
+    """Places, within a replica, of the ranks that together store each position once."""
+    mesh = topology.mesh
+    size = mesh.world_size // mesh.dp_size
+    if topology.groups[group].world_size == 1:
+        return [(place,) for place in range(size)]
+    return [members for members in mesh.groups("dcp") if max(members) < size]

@@ -36,6 +36,24 @@ class SampleSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Send the raw logits row back (verification, tests)."""
 
 
+class StateUse(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the recurrent state of a sequence is read and written in a step."""
+
+    source: int
+    """Slot that holds the state after the cached tokens; 0: none yet, start from zeros."""
+    targets: tuple[int, ...]
+    """Slots for the state after each of the last `len(targets)` rows; one, or one per row where
+    some rows are drafts that may be rejected.
+    """
+
+
+class StateCopy(msgspec.Struct, frozen=True, kw_only=True):
+    """A recurrent state is copied to another slot before the step; copies are done in order."""
+
+    source: int
+    target: int
+
+
 class ScheduledRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One sequence's part of a step: `q = len(token_ids)` new rows after `C = num_computed_tokens`
     cached ones.
@@ -44,14 +62,20 @@ class ScheduledRequest(msgspec.Struct, frozen=True, kw_only=True):
     request_id: int
     token_ids: tuple[int, ...]
     num_computed_tokens: int
-    block_table: tuple[int, ...]
-    """Virtual block ids, enough for C + q tokens."""
+    block_tables: tuple[tuple[int, ...], ...]
+    """Per cache group: virtual block ids, enough for C + q tokens; 0 where no query of this step or
+    later sees the block.
+    """
     start_rank: int = 0
     """`u` of the block chain."""
     layout_fingerprint: int
-    """Of the sequence's `KVLayout`; a rank with another layout refuses the step."""
-    sample: SampleSpec | None = None
-    """Set when the last row feeds sampling."""
+    """Of the sequence's `KVLayout`s; a rank with other layouts refuses the step."""
+    samples: tuple[SampleSpec, ...] = ()
+    """One for each of the last rows that feed sampling: none for a piece of a prompt, one for its
+    end or a decode, `1 + d` where the last `d` tokens are drafts.
+    """
+    state: StateUse | None = None
+    """Set when the model has recurrent layers."""
     prompt_logprob_targets: tuple[int, ...] = ()
     """Next prompt token for each of the first rows; empty unless prompt logprobs were asked for."""
     num_prompt_logprobs: int = 0
@@ -66,6 +90,8 @@ class GlobalBatch(msgspec.Struct, frozen=True, kw_only=True):
     copies: tuple[BlockCopy, ...] = ()
     wiped_blocks: tuple[int, ...] = ()
     """Blocks to overwrite with zeros first, after a request that produced NaN."""
+    state_copies: tuple[StateCopy, ...] = ()
+    """Snapshots taken and resumed, in this order."""
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,7 +108,7 @@ class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SampledToken(msgspec.Struct, frozen=True, kw_only=True):
-    """What one request got from a step."""
+    """One token that a request got from a step; several in a row where drafts were accepted."""
 
     request_id: int
     token_id: int | None
@@ -102,8 +128,10 @@ class RankReply(msgspec.Struct, frozen=True, kw_only=True):
     step: int
     digest: int
     """Of the plan this rank derived."""
-    coverage: int
-    """Sum modulo 2**64 of a mix of (request, position, slot) over the KV rows this rank wrote."""
+    coverage: tuple[int, ...]
+    """Per cache group: sum modulo 2**64 of a mix of (request, position, slot) over the KV rows that
+    this rank wrote.
+    """
     sampled: tuple[SampledToken, ...] = ()
     """Filled by the deciding rank alone."""
     seconds: float = 0.0

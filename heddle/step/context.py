@@ -14,8 +14,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from heddle.layout.kv import KVLayout
+
+
+class ContextSpan(NamedTuple):
+    """Cached positions [start, end) of a request that some row of a class sees."""
+
+    request: int
+    start: int
+    end: int
+    layout: KVLayout
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +46,14 @@ class ContextChunk:
     """Rows that each rank sends: the largest share over ranks."""
 
 
-def plan_context_chunks(
-    contexts: Sequence[tuple[int, int, KVLayout]], workspace: int
-) -> tuple[ContextChunk, ...]:
-    """Tile every [0, C) once, in batch order, filling each chunk greedily.
+def plan_context_chunks(spans: Sequence[ContextSpan], workspace: int) -> tuple[ContextChunk, ...]:
+    """Tile every span once, in batch order, filling each chunk greedily.
+
+    A span that starts within a round of ownership is begun at the start of that round: its pieces
+    may hold a few keys that nobody sees.
 
     Args:
-        contexts: (request index, cached length C >= 0, layout) of each distributed request, in
-            batch order; the layouts share N and I and may differ in their start rank.
+        spans: in batch order; the layouts share N and I and may differ in their start rank.
         workspace: `W`, rows of gathered context held at once; raised to N*I where it is smaller.
     Returns:
         Chunks whose gathered size `N * padded_local_rows` never exceeds the workspace.
@@ -52,17 +62,17 @@ def plan_context_chunks(
     chunks: list[ContextChunk] = []
     open_pieces: list[tuple[ContextPiece, KVLayout]] = []
     room = 0
-    for request, length, layout in contexts:
-        start = 0
-        while start < length:
-            end = _furthest_end(layout, start, length, room)
-            if end == start:
+    for request, first, end, layout in spans:
+        start = first // layout.round_size * layout.round_size if first < end else end
+        while start < end:
+            cut = _furthest_end(layout, start, end, room)
+            if cut == start:
                 _close(chunks, open_pieces)
                 room = max(workspace, layout.round_size)
                 continue
-            open_pieces.append((ContextPiece(request, start, end), layout))
-            room -= _gathered_rows(layout, start, end)
-            start = end
+            open_pieces.append((ContextPiece(request, start, cut), layout))
+            room -= _gathered_rows(layout, start, cut)
+            start = cut
     _close(chunks, open_pieces)
     return tuple(chunks)
 

@@ -1,11 +1,13 @@
 """A sum that shows whether every new position was stored exactly once, in its own slot.
 
-Each rank adds a 64-bit mix of (request, position, slot) over the KV rows it writes. Summed over a
-DCP group modulo 2**64 this must equal what the layout says, whatever the interleave, the chunking
-or the row classes were.
+Each rank adds a 64-bit mix of (request, position, slot) over the KV rows it writes. Summed modulo
+2**64 over the ranks that share a sequence's keys this must equal what the layout says, whatever the
+interleave, the chunking or the row classes were.
 """
 
 from __future__ import annotations
+
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -37,16 +39,29 @@ def mix(
         return int(word.sum(dtype=np.uint64)) & _MASK
 
 
-def expected_coverage(batch: GlobalBatch, topology: Topology) -> int:
-    """What the writes of one store copy must add up to."""
-    total = 0
-    for request in batch.requests:
-        layout = topology.kv_layout(request.start_rank)
-        first = request.num_computed_tokens
-        positions = np.arange(first, first + len(request.token_ids), dtype=np.int64)
-        table = np.asarray(request.block_table, dtype=np.int64)
-        # Not `layout.slots`, which the ranks ask: a fault in it must not predict itself.
-        local = layout.local_index(positions)
-        slots = table[local // layout.block_size] * layout.block_size + local % layout.block_size
-        total += mix(request.request_id, positions, slots)
-    return total & _MASK
+def expected_coverage(batch: GlobalBatch, topology: Topology, group: int) -> int:
+    """What the writes of one store copy of a cache group must add up to.
+
+    All requests at once, for a step may hold hundreds of decodes.
+    """
+    layout = topology.kv_layout(group)  # where a chain starts has no effect on its slots
+    counts = np.array([len(r.token_ids) for r in batch.requests], dtype=np.int64)
+    if not counts.sum():
+        return 0
+    cached = np.array([r.num_computed_tokens for r in batch.requests], dtype=np.int64)
+    ids = np.array([r.request_id for r in batch.requests], dtype=np.int64)
+    lengths = np.array([len(r.block_tables[group]) for r in batch.requests], dtype=np.int64)
+    tables = np.fromiter(
+        chain.from_iterable(r.block_tables[group] for r in batch.requests), np.int64
+    )
+
+    def per_row(values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        return np.repeat(values, counts)
+
+    ends = np.cumsum(counts)
+    positions = np.arange(ends[-1], dtype=np.int64) - per_row(ends - counts) + per_row(cached)
+    # Not `layout.slots`, which the ranks ask: a fault in it must not predict itself.
+    local = layout.local_index(positions)
+    first_block = per_row(np.cumsum(lengths) - lengths)
+    slots = tables[first_block + local // layout.block_size] * layout.block_size
+    return mix(per_row(ids), positions, slots + local % layout.block_size)

@@ -2,7 +2,7 @@
 
 Tokens are chosen on PCP rank 0. Rows whose canonical copy lies there need no transfer: that is
 every decode row and the last row of every split prompt. Only when some row lies elsewhere (prompt
-log-probabilities) do rows cross.
+log-probabilities, or so many drafts that their rows are dealt out) do rows cross.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from heddle.layout.rows import RowLayout
 @dataclass(frozen=True, slots=True)
 class LogitsPlan:
     """Rows that feed sampling, in batch order: for each request its prompt-logprob rows, then its
-    sampled row.
+    sampled rows: one, and one more per draft.
     """
 
     num_rows: int

@@ -17,9 +17,11 @@ import msgspec
 
 from heddle.errors import LayoutMismatch
 from heddle.layout.rows import RowClass, RowLayout, create_row_layout
-from heddle.step.batch import GlobalBatch, ScheduledRequest
-from heddle.step.context import ContextChunk, plan_context_chunks
+from heddle.step.batch import GlobalBatch
+from heddle.step.class_plan import GroupPlan
+from heddle.step.context import ContextChunk
 from heddle.step.coverage import expected_coverage
+from heddle.step.group_plan import plan_groups
 from heddle.step.logits import LogitsPlan, plan_logits
 from heddle.step.topology import Topology
 
@@ -30,59 +32,46 @@ class StepPlan:
 
     batch: GlobalBatch
     rows: RowLayout
-    classes: tuple[RowClass, ...]
-    """Per request."""
-    copy_exchange: str
-    """`none` without COPY rows, else how their partials return."""
-    context_exchange: str
-    """`none` when no distributed request has cached context, else how it is met."""
-    merge_exchange: str
-    """How partials return under `gather_q`."""
-    context_chunks: tuple[ContextChunk, ...]
-    """Pieces gathered one after another; empty unless context is met piece by piece."""
+    groups: tuple[GroupPlan, ...]
+    """Per cache group: how its layers attend."""
     logits: LogitsPlan
     reasons: tuple[str, ...]
-    """Why each exchange was chosen."""
-    coverage: int
-    """Sum that the KV writes of each store copy must add up to."""
+    """Why rows were placed and exchanges chosen as they were."""
+    coverage: tuple[int, ...]
+    """Per cache group: sum that the KV writes of each store copy must add up to."""
     digest: int
     """BLAKE2b-64 of the batch and of every choice above."""
+
+    @property
+    def classes(self) -> tuple[RowClass, ...]:
+        """Row class of each request."""
+        return self.rows.classes
 
 
 def plan(batch: GlobalBatch, topology: Topology) -> StepPlan:
     """Derive the plan of a step.
 
     Args:
-        batch: the whole batch.
+        batch: the whole batch; an idle replica's has no requests.
         topology: constants of the engine.
     Raises:
         LayoutMismatch: a request carries the fingerprint of another KV layout.
     """
     _check_fingerprints(batch, topology)
-    pcp_size = topology.mesh.pcp_size
-    placed = [
-        topology.row_policy(index, len(request.token_ids), pcp_size)
-        for index, request in enumerate(batch.requests)
-    ]
-    rows = create_row_layout(placed, pcp_size)
-    classes = tuple(request.row_class for request in placed)
-    copy_exchange, copy_reason = _copy_exchange(rows, topology)
-    context_exchange, context_reason = _context_exchange(batch, classes, topology)
-    chunks = _context_chunks(batch, classes, topology, context_exchange)
+    placed = topology.row_policy(batch.requests, topology)
+    rows = create_row_layout(placed.rows, topology.mesh.pcp_size)
+    groups = plan_groups(batch, rows, topology)
     logits = plan_logits(list(_logits_rows(batch, rows)), rows)
-    exchanges = (copy_exchange, context_exchange, topology.merge_exchange)
     return StepPlan(
         batch=batch,
         rows=rows,
-        classes=classes,
-        copy_exchange=copy_exchange,
-        context_exchange=context_exchange,
-        merge_exchange=topology.merge_exchange,
-        context_chunks=chunks,
+        groups=groups,
         logits=logits,
-        reasons=(copy_reason, context_reason),
-        coverage=expected_coverage(batch, topology),
-        digest=_digest(batch, rows, classes, exchanges, chunks, logits),
+        reasons=(*placed.reasons, *(reason for group in groups for reason in group.reasons)),
+        coverage=tuple(
+            expected_coverage(batch, topology, group) for group in range(len(topology.groups))
+        ),
+        digest=_digest(batch, rows, groups, logits),
     )
 
 
@@ -94,75 +83,24 @@ def _check_fingerprints(batch: GlobalBatch, topology: Topology) -> None:
             raise LayoutMismatch(
                 f"request {request.request_id} carries KV layout fingerprint "
                 f"{request.layout_fingerprint:#018x}, but this engine's layout is {expected:#018x} "
-                f"({topology.kv_layout(request.start_rank)}, kv dtype {topology.kv_cache_dtype}); "
+                f"({topology.mesh}, interleave {topology.interleave_size}, block "
+                f"{topology.block_size}, kv dtype {topology.kv_cache_dtype}); "
                 "recompute the sequence under this layout"
             )
 
 
-def _copy_exchange(rows: RowLayout, topology: Topology) -> tuple[str, str]:
-    """How partials of COPY rows return, with the reason."""
-    if rows.num_copy == 0:
-        return "none", "copy rows: none in the batch"
-    return topology.copy_exchange, f"copy rows: {topology.copy_exchange}, chosen at start"
-
-
-def _context_exchange(
-    batch: GlobalBatch, classes: tuple[RowClass, ...], topology: Topology
-) -> tuple[str, str]:
-    """How distributed rows meet cached context: skipped only if no request of the whole batch has
-    any.
-    """
-    longest = max(
-        (request.num_computed_tokens for request in _distributed(batch, classes)), default=0
-    )
-    if longest == 0:
-        return "none", "context: no distributed request has cached tokens"
-    return (
-        topology.context_exchange,
-        f"context: {topology.context_exchange}, chosen at start; longest {longest} tokens",
-    )
-
-
-def _context_chunks(
-    batch: GlobalBatch, classes: tuple[RowClass, ...], topology: Topology, exchange: str
-) -> tuple[ContextChunk, ...]:
-    """Pieces of context, where it is met piece by piece."""
-    if exchange not in ("gather_kv", "local"):
-        return ()
-    contexts = [
-        (index, request.num_computed_tokens, topology.kv_layout(request.start_rank))
-        for index, request in enumerate(batch.requests)
-        if classes[index] is not RowClass.COPY
-    ]
-    if exchange == "local" and not topology.model.is_mla:
-        # Keys are read in place and nothing is expanded, so no workspace bounds a piece.
-        return plan_context_chunks(contexts, sum(length for _, length, _ in contexts))
-    return plan_context_chunks(contexts, topology.context_workspace_tokens)
-
-
-def _distributed(batch: GlobalBatch, classes: tuple[RowClass, ...]) -> Iterator[ScheduledRequest]:
-    for request, row_class in zip(batch.requests, classes, strict=True):
-        if row_class is not RowClass.COPY:
-            yield request
-
-
 def _logits_rows(batch: GlobalBatch, rows: RowLayout) -> Iterator[int]:
-    """Global rows that feed the head: prompt-logprob rows, then the sampled row, request by
+    """Global rows that feed the head: prompt-logprob rows, then the sampled rows, request by
     request.
     """
     for request, first in zip(batch.requests, rows.request_starts, strict=False):
         yield from range(int(first), int(first) + len(request.prompt_logprob_targets))
-        if request.sample is not None:
-            yield int(first) + len(request.token_ids) - 1
+        end = int(first) + len(request.token_ids)
+        yield from range(end - len(request.samples), end)
 
 
 def _digest(
-    batch: GlobalBatch,
-    rows: RowLayout,
-    classes: tuple[RowClass, ...],
-    exchanges: tuple[str, ...],
-    chunks: tuple[ContextChunk, ...],
-    logits: LogitsPlan,
+    batch: GlobalBatch, rows: RowLayout, groups: tuple[GroupPlan, ...], logits: LogitsPlan
 ) -> int:
     """BLAKE2b-64 over the batch and what was derived from it.
 
@@ -173,13 +111,20 @@ def _digest(
     hasher.update(rows.gather.tobytes())
     hasher.update(rows.restore.tobytes())
     hasher.update(logits.order.tobytes())
-    hasher.update(
-        msgspec.msgpack.encode(
-            (classes, exchanges, [(chunk.padded_local_rows, _pieces(chunk)) for chunk in chunks])
+    choices = [
+        (
+            group.new_rows,
+            [
+                (part.context, part.returns, [_chunk(chunk) for chunk in part.chunks])
+                for part in group.classes.values()
+            ],
         )
-    )
+        for group in groups
+    ]
+    hasher.update(msgspec.msgpack.encode((rows.classes, choices)))
     return int.from_bytes(hasher.digest(), "little")
 
 
-def _pieces(chunk: ContextChunk) -> list[tuple[int, int, int]]:
-    return [(piece.request, piece.start, piece.end) for piece in chunk.pieces]
+def _chunk(chunk: ContextChunk) -> tuple[int, list[tuple[int, int, int]]]:
+    pieces = [(piece.request, piece.start, piece.end) for piece in chunk.pieces]
+    return chunk.padded_local_rows, pieces

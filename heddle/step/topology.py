@@ -2,32 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+import struct
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from heddle.config.engine import ResolvedConfig
+from heddle.config.link_costs import LinkCosts
 from heddle.config.model import ModelConfig
+from heddle.layout.cache_groups import CacheGroup, create_cache_groups
 from heddle.layout.heads import HeadLayout
 from heddle.layout.kv import KVLayout
 from heddle.layout.mesh import Mesh
-from heddle.layout.rows import RowRequest, classify
+from heddle.layout.recurrent_heads import RecurrentLayout
+from heddle.step.batch import ScheduledRequest
+from heddle.step.placement import Placed, place_rows
 
-RowPolicy = Callable[[int, int, int], RowRequest]
-"""(index in the batch, new rows q, pcp_size) -> where the rows live. A pure function of global
+RowPolicy = Callable[[Sequence[ScheduledRequest], "Topology"], Placed]
+"""(requests in order, topology) -> where the rows of each live, and why. A pure function of global
 facts.
 """
 
 
-def default_row_policy(index: int, num_rows: int, pcp_size: int) -> RowRequest:
-    """Decode rows and prompts too short to cut are copied, everything else is split."""
-    del index
-    return RowRequest(num_rows=num_rows, row_class=classify(num_rows, pcp_size))
-
-
 @dataclass(frozen=True, kw_only=True)
 class Topology:
-    """Mesh, heads, ownership and the chosen exchanges."""
+    """Mesh, heads, ownership and the exchanges that were asked for."""
 
     mesh: Mesh
     heads: HeadLayout
@@ -36,15 +36,22 @@ class Topology:
     block_size: int
     dtype: str
     kv_cache_dtype: str
-    copy_exchange: str
-    """How partials of COPY rows return: `local`, `ag_rs`, `ag_ar` or `a2a`."""
-    context_exchange: str
-    """How distributed rows meet cached context: `local`, `gather_q` or `gather_kv`."""
-    merge_exchange: str
-    """How partials return under `gather_q`."""
+    return_exchange: str = "auto"
+    """How partials return: `ag_rs`, `ag_ar`, `a2a`, `a2a_fine`, or `auto`."""
+    context_exchange: str = "auto"
+    """How distributed rows meet cached context: `gather_q`, `pass_q`, `gather_kv`, `ring_kv`, or
+    `auto`.
+    """
     context_workspace_tokens: int
     """Rows of gathered context held at once."""
-    row_policy: RowPolicy = field(default=default_row_policy)
+    replicates_queries: bool = False
+    """Ranks of a slice project the queries of all of it."""
+    has_expert_parallel: bool = False
+    lanes: int | None = None
+    """`Y`: canonical lanes of a merge; None: one per rank."""
+    decode_row_sharding: str = "auto"
+    costs: LinkCosts = field(default_factory=LinkCosts)
+    row_policy: RowPolicy = place_rows
 
     @classmethod
     def from_resolved(cls, resolved: ResolvedConfig) -> Topology:
@@ -54,6 +61,8 @@ class Topology:
             tp_size=parallel.tensor_parallel_size,
             pcp_size=parallel.prefill_context_parallel_size,
             dcp_size=parallel.decode_context_parallel_size,
+            pp_size=parallel.pipeline_parallel_size,
+            dp_size=parallel.data_parallel_size,
         )
         return cls(
             mesh=mesh,
@@ -68,48 +77,87 @@ class Topology:
             block_size=resolved.cache.block_size,
             dtype=resolved.dtype,
             kv_cache_dtype=resolved.kv_cache_dtype,
-            copy_exchange=select_copy_exchange(parallel.dcp_comm_backend, mesh),
-            context_exchange=select_context_exchange(parallel.cp_context_exchange, mesh),
-            merge_exchange="ag_rs"
-            if parallel.dcp_comm_backend == "auto"
-            else parallel.dcp_comm_backend,
+            return_exchange=parallel.dcp_comm_backend,
+            context_exchange=parallel.cp_context_exchange,
             context_workspace_tokens=resolved.context_workspace_tokens,
+            replicates_queries=parallel.dcp_q_replicate,
+            has_expert_parallel=parallel.enable_expert_parallel and resolved.model.moe is not None,
+            lanes=parallel.cp_lanes,
+            decode_row_sharding=parallel.decode_row_sharding,
+            costs=resolved.link_costs,
         )
 
     @cached_property
-    def _layouts(self) -> tuple[KVLayout, ...]:
+    def groups(self) -> tuple[CacheGroup, ...]:
+        """The cache groups of the model."""
+        return create_cache_groups(self.model, self.mesh.dcp_size, self.block_size)
+
+    @cached_property
+    def group_of_layer(self) -> dict[int, int]:
+        """Index of the cache group of each attention layer."""
+        return {layer: index for index, group in enumerate(self.groups) for layer in group.layers}
+
+    @cached_property
+    def _layouts(self) -> tuple[tuple[KVLayout, ...], ...]:
         return tuple(
-            KVLayout(self.mesh.dcp_size, self.interleave_size, self.block_size, start_rank)
-            for start_rank in range(self.mesh.dcp_size)
+            tuple(
+                group.layout(self.interleave_size, self.block_size, start_rank)
+                for start_rank in range(self.mesh.dcp_size)
+            )
+            for group in self.groups
         )
 
-    def kv_layout(self, start_rank: int = 0) -> KVLayout:
-        """The interned layout of a block chain that starts at `start_rank`."""
-        return self._layouts[start_rank]
+    def kv_layout(self, group: int = 0, start_rank: int = 0) -> KVLayout:
+        """The interned layout of a group's block chains that start at `start_rank`."""
+        return self._layouts[group][start_rank]
 
     @cached_property
     def _fingerprints(self) -> tuple[int, ...]:
-        slices = self.mesh.num_slices
-        return tuple(layout.fingerprint(slices, self.kv_cache_dtype) for layout in self._layouts)
+        return tuple(self._hash_layouts(start_rank) for start_rank in range(self.mesh.dcp_size))
 
     def fingerprint(self, start_rank: int = 0) -> int:
-        """Fingerprint that every object made for this layout carries."""
+        """Fingerprint that every object made for these layouts carries."""
         return self._fingerprints[start_rank]
 
+    def _hash_layouts(self, start_rank: int) -> int:
+        hasher = hashlib.blake2b(digest_size=8)
+        for index, group in enumerate(self.groups):
+            layout = self.kv_layout(index, start_rank)
+            value = layout.fingerprint(self.mesh.num_slices, self.kv_cache_dtype)
+            rule = group.visibility
+            hasher.update(struct.pack("<Q", value))
+            hasher.update(f"{rule.kind} {rule.size} {rule.num_first} {group.layers}".encode())
+        return int.from_bytes(hasher.digest(), "little")
 
-def select_copy_exchange(asked: str, mesh: Mesh) -> str:
-    """The way back for COPY rows: as asked; else `ag_ar` where PCP replicas need the result,
-    `ag_rs` elsewhere.
-    """
-    if mesh.dcp_size == 1:
-        return "local"
-    if asked != "auto":
-        return asked
-    return "ag_ar" if mesh.num_replicas > 1 else "ag_rs"
+    def group_position(self, group: int, global_rank: int) -> int:
+        """Place of a rank among those that share a sequence's keys in a group."""
+        if self.groups[group].world_size == 1:
+            return 0
+        return self.mesh.position("dcp", global_rank)
 
+    @cached_property
+    def recurrent_layout(self) -> RecurrentLayout | None:
+        """How recurrent layers are cut over TP; None for a model without any."""
+        recurrent = self.model.recurrent
+        return None if recurrent is None else RecurrentLayout(recurrent, self.mesh.tp_size)
 
-def select_context_exchange(asked: str, mesh: Mesh) -> str:
-    """How prefill rows meet cached context: as asked; `gather_kv` unless told otherwise."""
-    if mesh.dcp_size == 1:
-        return "local"
-    return "gather_kv" if asked == "auto" else asked
+    def recurrent_layers(self, layers: range) -> tuple[int, ...]:
+        """The recurrent layers of a stage."""
+        return tuple(i for i in layers if self.model.kind_of(i).mixer == "recurrent")
+
+    def tensor_of_layer(self, layers: range) -> dict[int, int]:
+        """Pool tensor of each attention layer of a stage: its place among those of its group."""
+        found: dict[int, int] = {}
+        for group in self.groups:
+            held = [layer for layer in group.layers if layer in layers]
+            found.update({layer: place for place, layer in enumerate(held)})
+        return found
+
+    def stage_layers(self, global_rank: int) -> range:
+        """Layers of a rank's pipeline stage."""
+        return self.layers_of_stage(self.mesh.coord_of(global_rank).pp)
+
+    def layers_of_stage(self, stage: int) -> range:
+        """Layers [floor(L * i / pp), floor(L * (i + 1) / pp))."""
+        count, stages = self.model.num_layers, self.mesh.pp_size
+        return range(count * stage // stages, count * (stage + 1) // stages)

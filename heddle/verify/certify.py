@@ -110,10 +110,11 @@ def trial_config(config: EngineConfig, trial: Trial) -> EngineConfig:
 
 
 def golden_config(config: EngineConfig, prompt_lens: Sequence[int]) -> EngineConfig:
-    """One rank in the caller, a default pool, no reuse, and a step that takes every prompt
-    whole."""
+    """One rank in the caller, a default pool, no reuse, no drafts, and a step that takes every
+    prompt whole."""
     return replace(
         config,
+        speculative=None,
         executor="inline",
         parallel=ParallelConfig(),
         cache=replace(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 
 import numpy as np
 import pytest
@@ -10,9 +11,10 @@ import torch
 
 from heddle.layout.rows import RowClass, RowRequest
 from heddle.step.localize import localize
+from heddle.step.placement import Placed
 from heddle.step.plan import plan
 from tests.support.attention_bench import call_gqa, gqa_truth, run_ranks, worst_error
-from tests.support.batches import make_batch, make_topology
+from tests.support.batches import by_length, make_batch, make_topology
 
 
 @pytest.mark.parametrize("new", range(1, 12))
@@ -23,7 +25,9 @@ def test_a_split_of_any_length_equals_dense(pcp_size: int, new: int) -> None:
         make_topology((1, pcp_size, pcp_size)),
         dtype="float64",
         kv_cache_dtype="float64",
-        row_policy=lambda index, num_rows, size: RowRequest(num_rows, RowClass.SPLIT),
+        row_policy=lambda requests, _: Placed(
+            tuple(RowRequest(len(r.token_ids), RowClass.SPLIT) for r in requests), ()
+        ),
     )
     batch = make_batch(topology, [(0, new), (7, new)])
     truth = gqa_truth(topology, batch, torch.float64)
@@ -31,21 +35,22 @@ def test_a_split_of_any_length_equals_dense(pcp_size: int, new: int) -> None:
 
 
 def test_pads_come_out_as_zeros() -> None:
-    topology = make_topology((1, 3, 1))
+    topology = make_topology((1, 3, 1), row_policy=by_length)
     batch = make_batch(topology, [(0, 10), (4, 7)])
     truth = gqa_truth(topology, batch, torch.float32)
-    outs: dict[int, torch.Tensor] = {}
+    outs: dict[str, torch.Tensor] = {}
 
-    def call(attention, query, rows, first, last):  # type: ignore[no-untyped-def]
-        out = call_gqa(attention, query, rows, first, last)
-        outs[attention.step.pcp_rank] = out
+    def call(attention, query, rows, heads):  # type: ignore[no-untyped-def]
+        out = call_gqa(attention, query, rows, heads)
+        outs[threading.current_thread().name] = out
         return out
 
     run_ranks(topology, batch, truth, call, "torch")
     step_plan = plan(batch, topology)
     valid = step_plan.rows.valid.reshape(3, -1)
     assert not valid.all()
-    for rank, out in outs.items():
+    for rank in range(3):
+        out = outs[f"rank{rank}"]
         pads = np.flatnonzero(~valid[rank])
         assert (localize(step_plan, topology, rank).token_ids[pads] == 0).all()
         assert (out[pads] == 0).all()

@@ -17,7 +17,7 @@ def make_resources(sizes: tuple[int, int, int], tp_rank: int) -> AttentionResour
     return AttentionResources(
         make_topology(sizes),
         None,  # type: ignore[arg-type]
-        RankGroups(tp=solo, pcp=solo, dcp=solo, slice=solo),
+        RankGroups(tp=solo, pcp=solo, dcp=solo, slice=solo, pp=solo, ep=solo),
         create_backend("reference"),
         tp_rank,
     )

@@ -14,9 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from heddle.layout.rows import RowClass, RowRequest
+from heddle.step.placement import Placed
 from heddle.step.topology import Topology
 from tests.support.attention_bench import (
+    SINKS,
     call_gqa,
+    call_gqa_with_sinks,
     gqa_truth,
     in_float64,
     make_mla_call,
@@ -50,11 +53,26 @@ def test_any_mix_of_row_classes_equals_dense(
         topology,
         dtype="float64",
         kv_cache_dtype="float64",
-        row_policy=lambda index, num_rows, pcp_size: choices[index],
+        row_policy=lambda requests, topology: Placed(tuple(choices), ()),
     )
     batch = make_batch(topology, lengths)
     truth = gqa_truth(topology, batch, torch.float64)
     assert worst_error(topology, batch, truth, call_gqa, "reference") <= 1e-12
+
+
+@settings(max_examples=60)
+@given(topologies(), request_lengths, st.sampled_from([0.0, 3.0]), st.sampled_from([None, 0.2]))
+def test_sinks_and_soft_caps_equal_dense(
+    topology: Topology, lengths: list[tuple[int, int]], softcap: float, scale: float | None
+) -> None:
+    """A sink counts once, however many ranks share the keys; a cap comes before the softmax."""
+    model = dataclasses.replace(
+        topology.model, attention_softcap=softcap, attention_scale=scale, has_sinks=True
+    )
+    topology = dataclasses.replace(topology, model=model, dtype="float64", kv_cache_dtype="float64")
+    batch = make_batch(topology, lengths)
+    truth = gqa_truth(topology, batch, torch.float64, SINKS)
+    assert worst_error(topology, batch, truth, call_gqa_with_sinks, "reference") <= 1e-12
 
 
 @settings(max_examples=40)

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from tests.flagship.conftest import GoldenModels
-from tests.support.flagship import Case, run_case
+from tests.support.flagship import Case
 
 CASES = (
     Case(sizes=(1, 2, 2), exchange="a2a", chunk=16, has_prefix=True),
@@ -22,5 +22,5 @@ CASES = (
 @pytest.mark.parametrize("model", ["llama-9-3", "deepseek-v3"])
 def test_processes_equal_one_rank(models: GoldenModels, model: str, case: Case) -> None:
     processes = dataclasses.replace(case, executor="processes")
-    report = run_case(models.path(model), models.golden(model), processes)
+    report = models.run(model, processes)
     assert report.num_tokens == 77

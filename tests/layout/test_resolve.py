@@ -132,7 +132,8 @@ def test_a_refused_layout_carries_reasons_and_neighbours() -> None:
 
 
 def test_a_sliding_window_bounds_layers_and_not_the_context() -> None:
-    assert resolved(model_config(sliding_window=512)).scheduler.max_model_len > 512
+    kinds = (LayerKind(visibility=Visibility("window", 512)),) * 30
+    assert resolved(model_config(layer_kinds=kinds)).scheduler.max_model_len == 8192
 
 
 @pytest.mark.parametrize(

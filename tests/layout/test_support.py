@@ -10,8 +10,8 @@ import pytest
 from heddle.layout import support
 from heddle.layout.choice import LayoutChoice, ModelFacts
 from heddle.layout.kinds import FEATURES, KINDS, conflict, features_of, no_model
-from heddle.layout.rule import Problem, reset_rule
-from heddle.layout.rules import judge
+from heddle.layout.rule import Problem
+from heddle.layout.rules import RULES, judge
 from heddle.layout.support import example_of, render_kinds_page, unsupported_reason
 
 PAGE = Path(__file__).parents[2] / "docs" / "kinds.md"
@@ -37,8 +37,7 @@ def test_a_kind_runs_where_the_rules_say_so_and_nothing_conflicts(feature: str) 
 
 
 def test_a_feature_that_a_rule_refuses_runs_for_no_kind(monkeypatch: pytest.MonkeyPatch) -> None:
-    rule = reset_rule(name="no lanes", setting="cp_lanes", value=None, why="for a test")
-    refusing = dataclasses.replace(rule, problems=lambda _: [Problem("lanes are off")])
+    refusing = dataclasses.replace(RULES[0], problems=lambda _: [Problem("lanes are off")])
     monkeypatch.setattr(support, "RULES", (refusing,))
     assert unsupported_reason("MLA", "lanes") == "lanes are off"
     assert unsupported_reason("sparse top-k", "lanes").startswith("the keys that a rank holds")

@@ -21,7 +21,7 @@ def test_llama(tmp_path: Path) -> None:
     assert (config.rms_norm_eps, config.checkpoint_dtype) == (1e-05, "bfloat16")
     assert (config.bos_token_id, config.eos_token_ids) == (128000, (128001, 128008))
     assert (config.tie_word_embeddings, config.qk_norm, config.qkv_bias) == (False, False, False)
-    assert config.sliding_window is None
+    assert config.layer_kinds == ()
     assert not config.is_mla
 
 
@@ -35,24 +35,10 @@ def test_absent_kv_heads_are_the_query_heads(tmp_path: Path) -> None:
     assert config.num_kv_heads == 32
 
 
-def test_mistral_has_a_window_or_none(tmp_path: Path) -> None:
-    mistral = LLAMA | {"architectures": ["MistralForCausalLM"]}
-    assert (
-        load_model_config(write_config(tmp_path, mistral, sliding_window=4096)).sliding_window
-        == 4096
-    )
-    assert (
-        load_model_config(write_config(tmp_path, mistral, sliding_window=None)).sliding_window
-        is None
-    )
-
-
-def test_qwen2_has_biases_and_a_switched_window(tmp_path: Path) -> None:
-    qwen2 = LLAMA | {"architectures": ["Qwen2ForCausalLM"], "sliding_window": 32768}
-    config = load_model_config(write_config(tmp_path, qwen2, use_sliding_window=False))
-    assert (config.qkv_bias, config.output_bias, config.sliding_window) == (True, False, None)
-    windowed = load_model_config(write_config(tmp_path, qwen2, use_sliding_window=True))
-    assert windowed.sliding_window == 32768
+def test_qwen2_has_biases(tmp_path: Path) -> None:
+    qwen2 = LLAMA | {"architectures": ["Qwen2ForCausalLM"]}
+    config = load_model_config(write_config(tmp_path, qwen2))
+    assert (config.qkv_bias, config.output_bias) == (True, False)
 
 
 def test_qwen3_has_head_norms_and_its_own_head_width(tmp_path: Path) -> None:
@@ -92,6 +78,8 @@ def test_a_window_of_mistral_is_in_every_layer(tmp_path: Path) -> None:
     mistral = LLAMA | {"architectures": ["MistralForCausalLM"], "num_hidden_layers": 3}
     config = load_model_config(write_config(tmp_path, mistral, sliding_window=4096))
     assert config.layer_kinds == (window(4096),) * 3
+    switched_off = write_config(tmp_path, mistral, sliding_window=None)
+    assert load_model_config(switched_off).layer_kinds == ()
     assert load_model_config(write_config(tmp_path, mistral)).layer_kinds == ()
 
 

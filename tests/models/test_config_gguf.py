@@ -35,7 +35,6 @@ def test_vocabulary_size_may_be_stated(checkpoint: Checkpoint, tmp_path: Path) -
     path = write_gguf(tmp_path / "m.gguf", checkpoint("qwen2"), extra_fields=fields)
     assert read_gguf_config(path).vocab_size == 200
     config = read_gguf_config(path)
-    assert config.sliding_window == 64
     assert {kind.visibility for kind in config.layer_kinds} == {Visibility("window", 64)}
     assert len(config.layer_kinds) == config.num_layers
 

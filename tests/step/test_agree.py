@@ -8,6 +8,7 @@ import pytest
 from heddle.errors import PlanMismatch
 from heddle.step.agree import check_coverage
 from heddle.step.batch import RankReply
+from heddle.step.local_group import localize_group
 from heddle.step.localize import localize
 from heddle.step.plan import plan
 from tests.support.batches import make_batch, make_topology
@@ -19,18 +20,21 @@ PLAN = plan(make_batch(TOPOLOGY, [(3, 9), (5, 1)], step=4), TOPOLOGY)
 def good_replies() -> list[RankReply]:
     return [
         RankReply(
-            epoch=0, step=4, digest=PLAN.digest, coverage=localize(PLAN, TOPOLOGY, rank).coverage
+            epoch=0,
+            step=4,
+            digest=PLAN.digest,
+            coverage=(localize_group(localize(PLAN, TOPOLOGY, rank), TOPOLOGY, 0).coverage,),
         )
         for rank in range(4)
     ]
 
 
 def test_good_replies_pass() -> None:
-    assert check_coverage(good_replies(), PLAN, TOPOLOGY.mesh) is None
+    assert check_coverage(good_replies(), PLAN, TOPOLOGY) is None
 
 
 def test_a_missing_write_is_named_by_group() -> None:
     replies = good_replies()
-    replies[3] = msgspec.structs.replace(replies[3], coverage=0)
-    with pytest.raises(PlanMismatch, match=r"ranks \[1, 3\] wrote KV"):
-        check_coverage(replies, PLAN, TOPOLOGY.mesh)
+    replies[3] = msgspec.structs.replace(replies[3], coverage=(0,))
+    with pytest.raises(PlanMismatch, match=r"ranks \[1, 3\] wrote KV of cache group 0"):
+        check_coverage(replies, PLAN, TOPOLOGY)

@@ -6,15 +6,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from heddle.layout.kv import KVLayout
-from heddle.step.context import ContextPiece, plan_context_chunks
+from heddle.step.context import ContextPiece, ContextSpan, plan_context_chunks
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> tuple[list[tuple[int, int, KVLayout]], int]:
+def cases(draw: st.DrawFn) -> tuple[list[ContextSpan], int]:
     ranks, interleave = draw(st.integers(1, 5)), draw(st.integers(1, 3))
     contexts = [
-        (
+        ContextSpan(
             index,
+            draw(st.integers(0, length)),
             length,
             KVLayout(ranks, interleave, interleave * 2, draw(st.integers(0, ranks - 1))),
         )
@@ -24,23 +25,28 @@ def cases(draw: st.DrawFn) -> tuple[list[tuple[int, int, KVLayout]], int]:
 
 
 @given(cases())
-def test_pieces_tile_every_context_once_in_order(
-    case: tuple[list[tuple[int, int, KVLayout]], int],
+def test_pieces_tile_every_span_once_in_order(
+    case: tuple[list[ContextSpan], int],
 ) -> None:
     contexts, workspace = case
     chunks = plan_context_chunks(contexts, workspace)
     pieces = [piece for chunk in chunks for piece in chunk.pieces]
     seen = [(piece.request, t) for piece in pieces for t in range(piece.start, piece.end)]
-    assert seen == [(index, t) for index, length, _ in contexts for t in range(length)]
+    assert seen == [
+        (span.request, t)
+        for span in contexts
+        if span.start < span.end
+        for t in range(span.start // span.layout.round_size * span.layout.round_size, span.end)
+    ]
     assert all(piece.start < piece.end for piece in pieces)
 
 
 @given(cases())
 def test_gathered_rows_stay_within_the_workspace(
-    case: tuple[list[tuple[int, int, KVLayout]], int],
+    case: tuple[list[ContextSpan], int],
 ) -> None:
     contexts, workspace = case
-    layouts = {index: layout for index, _, layout in contexts}
+    layouts = {span.request: span.layout for span in contexts}
     for chunk in plan_context_chunks(contexts, workspace):
         layout = layouts[chunk.pieces[0].request]
         ranks, period = layout.world_size, layout.world_size * layout.interleave_size
@@ -59,7 +65,9 @@ def test_gathered_rows_stay_within_the_workspace(
 
 def test_a_chunk_is_filled_greedily_and_cut_at_whole_rounds() -> None:
     layout = KVLayout(4, 1, 4)
-    chunks = plan_context_chunks([(0, 65, layout), (1, 96, layout)], 128)
+    chunks = plan_context_chunks(
+        [ContextSpan(0, 0, 65, layout), ContextSpan(1, 0, 96, layout)], 128
+    )
     assert [chunk.pieces for chunk in chunks] == [
         (ContextPiece(0, 0, 65), ContextPiece(1, 0, 60)),
         (ContextPiece(1, 60, 96),),
@@ -67,4 +75,4 @@ def test_a_chunk_is_filled_greedily_and_cut_at_whole_rounds() -> None:
 
 
 def test_requests_without_context_have_no_piece() -> None:
-    assert plan_context_chunks([(0, 0, KVLayout(2, 1, 4))], 16) == ()
+    assert plan_context_chunks([ContextSpan(0, 0, 0, KVLayout(2, 1, 4))], 16) == ()

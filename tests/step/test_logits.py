@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heddle.layout.rows import RowClass, RowRequest, create_row_layout
+from heddle.layout.rows import RowClass, RowRequest, classify, create_row_layout
 from heddle.step.logits import plan_logits
 
 
@@ -45,3 +45,15 @@ def test_no_rows_wanted() -> None:
     rows = create_row_layout([RowRequest(5, RowClass.SPLIT)], 2)
     found = plan_logits([], rows)
     assert (found.num_rows, found.num_padded, found.crosses_pcp) == (0, 0, False)
+
+
+def test_rows_of_drafts_cross_only_where_they_are_dealt_out() -> None:
+    def rows_of(count: int, pcp_size: int) -> bool:
+        layout = create_row_layout(
+            [RowRequest(9, RowClass.SPLIT), RowRequest(count, classify(count, pcp_size))], pcp_size
+        )
+        return plan_logits(range(9, 9 + count), layout).crosses_pcp
+
+    assert [rows_of(count, 2) for count in (1, 2, 3, 4, 5)] == [False, False, False, True, True]
+    assert [rows_of(count, 4) for count in (5, 7, 8)] == [False, False, True]
+    assert not rows_of(9, 1)

@@ -9,12 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from heddle.config.visibility import Visibility
 from heddle.errors import LayoutMismatch
 from heddle.layout.rows import RowClass, RowRequest
 from heddle.step.batch import GlobalBatch
+from heddle.step.placement import Placed
 from heddle.step.plan import plan
 from heddle.step.topology import Topology
-from tests.support.batches import make_batch, make_topology, request_lengths, topologies
+from tests.support.batches import by_length, make_batch, make_topology, request_lengths, topologies
 
 
 @given(topologies(), request_lengths)
@@ -40,7 +42,7 @@ def test_any_change_of_the_batch_changes_the_digest(
                 msgspec.structs.replace(
                     request, token_ids=(request.token_ids[0] + 1, *request.token_ids[1:])
                 ),
-                msgspec.structs.replace(request, block_table=(*request.block_table, 99)),
+                msgspec.structs.replace(request, block_tables=((*request.block_tables[0], 99),)),
             ]
         )
     )
@@ -57,7 +59,9 @@ def test_the_digest_tells_row_classes_apart_even_where_rows_lie_alike() -> None:
     for row_class in RowClass:
         topology = dataclasses.replace(
             make_topology((2, 1, 2)),
-            row_policy=lambda _index, rows, _size, chosen=row_class: RowRequest(rows, chosen),
+            row_policy=lambda requests, _, chosen=row_class: Placed(
+                tuple(RowRequest(len(r.token_ids), chosen) for r in requests), ()
+            ),
         )
         step_plan = plan(make_batch(topology, [(0, 5)]), topology)
         assert step_plan.rows.gather.tolist() == list(range(5))
@@ -85,10 +89,38 @@ def test_a_sequence_of_another_degree_raises() -> None:
 
 
 def test_context_is_skipped_only_if_no_request_has_any() -> None:
-    topology = make_topology((1, 2, 2))
-    assert plan(make_batch(topology, [(0, 9), (0, 8)]), topology).context_exchange == "none"
-    assert plan(make_batch(topology, [(0, 9), (1, 8)]), topology).context_exchange == "gather_kv"
-    copied = plan(make_batch(topology, [(0, 9), (50, 1)]), topology)
-    assert copied.context_exchange == "none"
-    assert copied.classes == (RowClass.SPLIT, RowClass.COPY)
-    assert "no distributed request has cached tokens" in copied.reasons[1]
+    topology = make_topology((1, 2, 2), row_policy=by_length)
+
+    def contexts(lengths: list[tuple[int, int]]) -> dict[RowClass, str]:
+        (group,) = plan(make_batch(topology, lengths), topology).groups
+        return {row_class: part.context for row_class, part in group.classes.items()}
+
+    assert contexts([(0, 9), (0, 8)])[RowClass.SPLIT] == "none"
+    assert contexts([(0, 9), (1, 8)])[RowClass.SPLIT] == "gather_kv"
+    assert contexts([(0, 9), (50, 1)]) == {
+        RowClass.COPY: "gather_q",
+        RowClass.WHOLE: "none",
+        RowClass.SPLIT: "none",
+    }
+
+
+def test_keys_that_a_window_hides_are_not_met() -> None:
+    """Of 100 cached tokens a window of 16 sees the last 15, from the start of their round on."""
+    topology = make_topology(
+        (1, 2, 2), rule=Visibility("window", 16), workspace=200, row_policy=by_length
+    )
+    (group,) = plan(make_batch(topology, [(100, 9)]), topology).groups
+    (chunk,) = group.classes[RowClass.SPLIT].chunks
+    assert [(piece.start, piece.end) for piece in chunk.pieces] == [(84, 100)]
+    aligned = make_topology(
+        (1, 2, 2), rule=Visibility("chunk", 50), workspace=200, row_policy=by_length
+    )
+    (group,) = plan(make_batch(aligned, [(100, 9)]), aligned).groups
+    assert group.classes[RowClass.SPLIT].context == "none"
+
+
+def test_an_idle_replica_has_an_empty_plan() -> None:
+    topology = make_topology((2, 2, 4))
+    step_plan = plan(GlobalBatch(epoch=0, step=3, requests=()), topology)
+    assert step_plan.rows.num_local_rows == step_plan.logits.num_rows == 0
+    assert step_plan.coverage == (0,)

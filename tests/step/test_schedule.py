@@ -9,7 +9,13 @@ from heddle.layout.mesh import GROUP_KINDS
 from heddle.step.plan import plan
 from heddle.step.schedule import Collective, collective_schedule
 from heddle.step.topology import Topology
-from tests.support.batches import make_batch, make_topology, request_lengths, topologies
+from tests.support.batches import (
+    by_length,
+    make_batch,
+    make_topology,
+    request_lengths,
+    topologies,
+)
 
 
 @given(topologies(), request_lengths)
@@ -30,10 +36,10 @@ def test_members_of_a_group_hold_equal_schedules(
 
 def test_an_empty_rank_and_a_rank_without_context_still_join() -> None:
     """Context of 3 tokens on 4 ranks, interleave 2: shares are 2 1 0 0, and all four gather."""
-    topology = make_topology((1, 4, 4), interleave=2)
+    topology = make_topology((1, 4, 4), interleave=2, row_policy=by_length)
     step_plan = plan(make_batch(topology, [(3, 8)]), topology)
     for rank in range(4):
-        layer = collective_schedule(step_plan, topology, rank).layer
+        layer = collective_schedule(step_plan, topology, rank).layers[0]
         assert layer == (
             Collective("all_gather", "pcp", (2, 4, 16), "float32"),
             Collective("all_gather", "dcp", (2, 4, 16), "float32"),
@@ -41,9 +47,9 @@ def test_an_empty_rank_and_a_rank_without_context_still_join() -> None:
 
 
 def test_a_class_absent_from_the_global_batch_has_no_calls() -> None:
-    topology = make_topology((2, 2, 4), copy_exchange="a2a")
+    topology = make_topology((2, 2, 4), return_exchange="a2a", row_policy=by_length)
     decodes = plan(make_batch(topology, [(9, 1), (30, 1)]), topology)
-    layer = collective_schedule(decodes, topology, 0).layer
+    layer = collective_schedule(decodes, topology, 0).layers[0]
     assert [(call.op, call.group) for call in layer] == [
         ("all_gather", "slice"),
         ("all_to_all", "dcp"),
@@ -54,10 +60,9 @@ def test_a_class_absent_from_the_global_batch_has_no_calls() -> None:
 
 
 def test_an_exchange_without_calls_is_not_scheduled_as_another() -> None:
-    topology = make_topology((1, 2, 2), copy_exchange="ring")
-    decodes = plan(make_batch(topology, [(9, 1)]), topology)
-    with pytest.raises(ValueError, match="exchange 'ring' has no calls in the schedule"):
-        collective_schedule(decodes, topology, 0)
+    topology = make_topology((1, 2, 2), return_exchange="ring")
+    with pytest.raises(ValueError, match="returns='ring' has no calls"):
+        plan(make_batch(topology, [(9, 1)]), topology)
 
 
 def test_one_rank_issues_nothing() -> None:

@@ -1,49 +1,49 @@
-"""What a configuration becomes: the exchange of each row class, one interned layout per start."""
+"""What a configuration becomes: cache groups, one interned layout per start, stages."""
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
+from heddle.config.model import LayerKind
+from heddle.config.visibility import FULL, Visibility
 from heddle.layout.mesh import Mesh
-from heddle.layout.rows import RowClass
-from heddle.step.topology import default_row_policy, select_context_exchange, select_copy_exchange
 from tests.support.batches import make_topology
 
-
-@pytest.mark.parametrize(
-    ("tp", "pcp", "dcp", "asked", "expected"),
-    [
-        (1, 1, 1, "auto", "local"),
-        (2, 1, 2, "auto", "ag_rs"),
-        (1, 2, 2, "auto", "ag_ar"),
-        (2, 2, 4, "auto", "ag_ar"),
-        (2, 2, 4, "a2a", "a2a"),
-        (1, 2, 2, "ag_rs", "ag_rs"),
-    ],
-)
-def test_the_way_back_of_copied_rows(
-    tp: int, pcp: int, dcp: int, asked: str, expected: str
-) -> None:
-    mesh = Mesh(tp_size=tp, pcp_size=pcp, dcp_size=dcp)
-    assert select_copy_exchange(asked, mesh) == expected
+WINDOW = Visibility("window", 100)
 
 
-@pytest.mark.parametrize(
-    ("dcp", "asked", "expected"),
-    [(1, "auto", "local"), (2, "auto", "gather_kv"), (2, "gather_q", "gather_q")],
-)
-def test_the_way_context_is_met(dcp: int, asked: str, expected: str) -> None:
-    mesh = Mesh(tp_size=1, pcp_size=2, dcp_size=dcp)
-    assert select_context_exchange(asked, mesh) == expected
+def test_layers_of_one_rule_share_tables_and_pages() -> None:
+    kinds = [LayerKind(visibility=rule) for rule in (WINDOW, WINDOW, FULL, WINDOW, WINDOW, FULL)]
+    topology = make_topology((1, 2, 2), layer_kinds=tuple(kinds), num_layers=6)
+    assert [group.layers for group in topology.groups] == [(2, 5), (0, 1), (3, 4)]
+    assert topology.group_of_layer == {2: 0, 5: 0, 0: 1, 1: 1, 3: 2, 4: 2}
+    assert topology.tensor_of_layer(range(6)) == {2: 0, 5: 1, 0: 0, 1: 1, 3: 0, 4: 1}
+    assert topology.tensor_of_layer(range(3, 6)) == {5: 0, 3: 0, 4: 1}
+    assert {group.world_size for group in topology.groups} == {2}
 
 
-def test_a_prompt_is_split_from_two_rows_per_rank_on() -> None:
-    classes = [default_row_policy(0, rows, 3).row_class for rows in (1, 5, 6, 50)]
-    assert classes == [RowClass.COPY, RowClass.COPY, RowClass.SPLIT, RowClass.SPLIT]
+def test_a_window_below_two_virtual_blocks_is_stored_whole() -> None:
+    short = make_topology((1, 2, 2), rule=Visibility("window", 15))
+    assert (short.groups[0].world_size, short.kv_layout(0, 1).start_rank) == (1, 0)
+    assert [short.group_position(0, rank) for rank in range(2)] == [0, 0]
+    assert make_topology((1, 2, 2), rule=Visibility("window", 16)).groups[0].world_size == 2
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3])
+def test_stages_tile_the_layers(stages: int) -> None:
+    topology = make_topology((2, 1, 1), num_layers=7, layer_kinds=())
+    mesh = Mesh(tp_size=2, pp_size=stages)
+    topology = dataclasses.replace(topology, mesh=mesh)
+    held = [topology.layers_of_stage(stage) for stage in range(stages)]
+    assert [layer for part in held for layer in part] == list(range(7))
+    assert max(map(len, held)) - min(map(len, held)) <= 1
+    assert topology.stage_layers(mesh.world_size - 1) == held[-1]
 
 
 def test_layouts_are_interned_and_fingerprints_tell_starts_apart() -> None:
     topology = make_topology((1, 4, 4))
-    assert topology.kv_layout(3) is topology.kv_layout(3)
-    assert topology.kv_layout(3).start_rank == 3
+    assert topology.kv_layout(0, 3) is topology.kv_layout(0, 3)
+    assert topology.kv_layout(0, 3).start_rank == 3
     assert len({topology.fingerprint(start) for start in range(4)}) == 4

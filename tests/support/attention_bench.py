@@ -21,6 +21,7 @@ from heddle.comm.base import RankGroups, World
 from heddle.comm.threads import ThreadGroup
 from heddle.comm.tracing import Trace, TracingWorld
 from heddle.config import MLAConfig, ModelConfig
+from heddle.config.visibility import Visibility
 from heddle.layout.heads import HeadLayout
 from heddle.layout.mesh import GROUP_KINDS
 from heddle.runner.guard import ScheduleGuard, guard_groups
@@ -31,7 +32,6 @@ from heddle.step.schedule import collective_schedule
 from heddle.step.topology import Topology
 
 NOPE, ROPE, LATENT, VALUE = 6, 4, 10, 5
-NUM_LAYERS = 1
 
 
 def dense(
@@ -53,26 +53,39 @@ class Truth:
     """Per request `[q, H, Dv]`."""
 
 
-def gqa_expected(model: ModelConfig, query: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """`[q, H, D]`: the last q positions of `rows` `[C + q, K, 2D]`, each over all up to itself."""
+def seen_by(rule: Visibility, position: int) -> list[int]:
+    """Keys that a query sees, one by one, from the words of the rule."""
+    if rule.kind == "full":
+        return list(range(position + 1))
+    if rule.kind == "chunk":
+        return [t for t in range(position + 1) if t // rule.size == position // rule.size]
+    near = [t for t in range(position + 1) if position - t < rule.size]
+    return sorted({*near, *range(min(rule.num_first, position + 1))})
+
+
+def gqa_expected(
+    model: ModelConfig,
+    query: torch.Tensor,
+    rows: torch.Tensor,
+    sinks: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """`[q, H, D]`: the last q positions of `rows` `[C + q, K, 2D]`, each over the keys it sees."""
     heads, kv_heads, width = model.num_query_heads, model.num_kv_heads, model.head_dim
-    cached = len(rows) - len(query)
-    return torch.stack(
-        [
-            torch.stack(
-                [
-                    dense(
-                        query[i, j],
-                        rows[: cached + i + 1, j * kv_heads // heads, :width],
-                        rows[: cached + i + 1, j * kv_heads // heads, width:],
-                        width**-0.5,
-                    )
-                    for j in range(heads)
-                ]
-            )
-            for i in range(len(query))
-        ]
-    )
+    cached, rule = len(rows) - len(query), model.kind_of(0).visibility
+    scale = width**-0.5 if model.attention_scale is None else model.attention_scale
+    out = torch.empty_like(query)
+    for i in range(len(query)):
+        keys = seen_by(rule, cached + i)
+        for j in range(heads):
+            key, value = rows[keys, j * kv_heads // heads].split(width, dim=-1)
+            scores = key @ query[i, j] * scale
+            if model.attention_softcap:
+                scores = model.attention_softcap * torch.tanh(scores / model.attention_softcap)
+            if sinks is not None:
+                scores = torch.cat([scores, sinks[j : j + 1].to(scores.dtype)])
+            shares = torch.softmax(scores, dim=0)[: len(keys)]
+            out[i, j] = shares @ value
+    return out
 
 
 def in_float64(topology: Topology, truth: Truth) -> Truth:
@@ -85,7 +98,12 @@ def in_float64(topology: Topology, truth: Truth) -> Truth:
     )
 
 
-def gqa_truth(topology: Topology, batch: GlobalBatch, dtype: torch.dtype) -> Truth:
+def gqa_truth(
+    topology: Topology,
+    batch: GlobalBatch,
+    dtype: torch.dtype,
+    sinks: torch.Tensor | None = None,
+) -> Truth:
     generator = torch.Generator().manual_seed(len(batch.requests))
     model = topology.model
     heads, kv_heads, width = model.num_query_heads, model.num_kv_heads, model.head_dim
@@ -97,7 +115,7 @@ def gqa_truth(topology: Topology, batch: GlobalBatch, dtype: torch.dtype) -> Tru
         rows *= torch.arange(1, kv_heads + 1).to(dtype)[:, None]
         truth.query.append(query)
         truth.rows.append(rows)
-        truth.expected.append(gqa_expected(model, query, rows))
+        truth.expected.append(gqa_expected(model, query, rows, sinks))
     return truth
 
 
@@ -105,15 +123,17 @@ def fill_cache(
     topology: Topology, batch: GlobalBatch, truth: Truth, store: KVStore, place: int, kv: slice
 ) -> None:
     """Put the cached rows where the placement formula says, all else stays NaN."""
-    ranks, run, block = topology.mesh.dcp_size, topology.interleave_size, topology.block_size
-    for layer in store.layers:
+    run, block = topology.interleave_size, topology.block_size
+    ranks = topology.groups[0].world_size
+    place = place if ranks > 1 else 0
+    for layer in store.tensors:
         layer.fill_(torch.nan)
         for request, rows in zip(batch.requests, truth.rows, strict=True):
             for t in range(request.num_computed_tokens):
-                if (t // run) % ranks == place:
-                    index = t // (ranks * run) * run + t % run
-                    slot = request.block_table[index // block] * block + index % block
-                    layer[slot] = rows[t, kv]
+                index = t // (ranks * run) * run + t % run
+                page = request.block_tables[0][index // block]
+                if (t // run) % ranks == place and page != 0:
+                    layer[page * block + index % block] = rows[t, kv]
 
 
 def form_groups(topology: Topology, world: World, guard: ScheduleGuard) -> RankGroups:
@@ -121,7 +141,28 @@ def form_groups(topology: Topology, world: World, guard: ScheduleGuard) -> RankG
     return guard_groups(RankGroups(**members), guard)
 
 
-Call = Callable[[RankAttention, torch.Tensor, torch.Tensor, int, int], torch.Tensor]
+@dataclass(frozen=True)
+class RankHeads:
+    """Query heads of one rank."""
+
+    own: range
+    projected: tuple[int | None, ...]
+    """Of each lane of its query; None: a pad lane. All of the slice where queries are replicated.
+    """
+
+    @classmethod
+    def of(cls, topology: Topology, tp_rank: int) -> RankHeads:
+        heads, k = topology.heads, topology.mesh.slice_size
+        first = tp_rank // k * k
+        ranks = range(first, first + k) if topology.replicates_queries else [tp_rank]
+        lanes: list[int | None] = []
+        for rank in ranks:
+            held: list[int | None] = list(range(*heads.query_range(rank)))
+            lanes += held + [None] * (heads.lanes - len(held))
+        return cls(range(*heads.query_range(tp_rank)), tuple(lanes))
+
+
+Call = Callable[[RankAttention, torch.Tensor, torch.Tensor, RankHeads], torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -131,6 +172,8 @@ class RankResult:
     error: float
     """Largest difference to the truth over its rows and own heads."""
     trace: Trace
+    out: torch.Tensor
+    """Its rows without pads, own heads."""
 
 
 def worst_error(
@@ -162,9 +205,9 @@ def run_ranks(
         step = localize(step_plan, topology, rank)
         slice_index = topology.mesh.slice_of(step.tp_rank)
         kv = slice(*topology.heads.kv_range(slice_index))
-        blocks = 1 + max(block for request in batch.requests for block in request.block_table)
+        blocks = 1 + max(block for request in batch.requests for block in request.block_tables[0])
         store = KVStore(
-            num_layers=NUM_LAYERS,
+            tensor_of_layer={0: 0},
             num_blocks=blocks,
             block_size=topology.block_size,
             num_heads=kv.stop - kv.start,
@@ -177,28 +220,50 @@ def run_ranks(
             topology, store, groups, create_backend(backend), step.tp_rank
         )
         schedule = collective_schedule(step_plan, topology, rank)
-        guard.begin(schedule.layer[: len(schedule.layer) - 2 * (topology.mesh.tp_size > 1)])
-        first, last = topology.heads.query_range(step.tp_rank)
+        layer = schedule.layers[0]
+        guard.begin(layer[: len(layer) - 2 * (topology.mesh.tp_size > 1)])
+        heads = RankHeads.of(topology, step.tp_rank)
         local = torch.tensor(step_plan.rows.local_rows(step.pcp_rank))
         query = torch.full(
-            (len(local), topology.heads.lanes, flat_query.shape[-1]), 3.0, dtype=dtype
+            (len(local), len(heads.projected), flat_query.shape[-1]), 3.0, dtype=dtype
         )
-        query[:, : last - first] = flat_query[local, first:last]
+        for lane, head in enumerate(heads.projected):
+            if head is not None:
+                query[:, lane] = flat_query[local, head]
         rows = flat_rows[local][:, kv].clone()
-        found = call(RankAttention(step, resources), query, rows, first, last)
+        found = call(RankAttention(step, resources), query, rows, heads)
         guard.finish()
         valid = step_plan.rows.valid.reshape(topology.mesh.pcp_size, -1)[step.pcp_rank]
         kept = torch.tensor(np.flatnonzero(valid))
-        assert (found[:, last - first :] == 0).all(), "pad lanes hold zeros"
-        difference = found[kept, : last - first] - flat_expected[local[kept], first:last]
+        own = len(heads.own)
+        assert found.shape[1] == topology.heads.lanes
+        assert (found[:, own:] == 0).all(), "pad lanes hold zeros"
+        found = found[kept, :own]
+        difference = found - flat_expected[local[kept], heads.own.start : heads.own.stop]
         error = float(difference.abs().max()) if difference.numel() else 0.0
-        return RankResult(error, world.trace)
+        return RankResult(error, world.trace, found)
 
     return ThreadGroup(topology.mesh.world_size).run(rank_body)
 
 
+SINKS = torch.linspace(-2.0, 3.0, 12, dtype=torch.float64)
+"""One learned logit per query head of the model of `make_model`."""
+
+
+def call_gqa_with_sinks(
+    attention: RankAttention, query: torch.Tensor, rows: torch.Tensor, heads: RankHeads
+) -> torch.Tensor:
+    key, value = rows.chunk(2, dim=-1)
+    sinks = torch.zeros(attention.resources.topology.heads.lanes, dtype=torch.float64)
+    sinks[: len(heads.own)] = SINKS[heads.own.start : heads.own.stop]
+    return attention.gqa(0, query, key, value, sinks)
+
+
 def call_gqa(
-    attention: RankAttention, query: torch.Tensor, rows: torch.Tensor, first: int, last: int
+    attention: RankAttention,
+    query: torch.Tensor,
+    rows: torch.Tensor,
+    heads: RankHeads,
 ) -> torch.Tensor:
     key, value = rows.chunk(2, dim=-1)
     return attention.gqa(0, query, key, value)
@@ -239,6 +304,7 @@ def mla_case(topology: Topology) -> tuple[Topology, UpProjections]:
 def mla_truth(topology: Topology, batch: GlobalBatch, ups: UpProjections) -> Truth:
     generator = torch.Generator().manual_seed(len(batch.requests))
     heads, wide = topology.model.num_query_heads, torch.float64
+    rule = topology.model.kind_of(0).visibility
     truth = Truth([], [], [])
     for request in batch.requests:
         new, cached = len(request.token_ids), request.num_computed_tokens
@@ -262,8 +328,8 @@ def mla_truth(topology: Topology, batch: GlobalBatch, ups: UpProjections) -> Tru
                         [
                             dense(
                                 query[i, j],
-                                key[: cached + i + 1, j],
-                                value[: cached + i + 1, j],
+                                key[seen_by(rule, cached + i), j],
+                                value[seen_by(rule, cached + i), j],
                                 0.3,
                             )
                             for j in range(heads)
@@ -277,16 +343,18 @@ def mla_truth(topology: Topology, batch: GlobalBatch, ups: UpProjections) -> Tru
 
 
 def make_mla_call(ups: UpProjections) -> Call:
-    """A layer call with this rank's heads of the up-projections."""
+    """A layer call with the heads of the up-projections that this rank asks for."""
 
     def call_mla(
-        attention: RankAttention, query: torch.Tensor, rows: torch.Tensor, first: int, last: int
+        attention: RankAttention, query: torch.Tensor, rows: torch.Tensor, heads: RankHeads
     ) -> torch.Tensor:
-        lanes = query.shape[1]
-        key_up = torch.zeros((lanes, NOPE, LATENT), dtype=torch.float64)
+        lanes = attention.resources.topology.heads.lanes
+        key_up = torch.zeros((query.shape[1], NOPE, LATENT), dtype=torch.float64)
         value_up = torch.zeros((lanes, LATENT, VALUE), dtype=torch.float64)
-        key_up[: last - first] = ups.key_up[first:last]
-        value_up[: last - first] = ups.value_up[first:last]
+        for lane, head in enumerate(heads.projected):
+            if head is not None:
+                key_up[lane] = ups.key_up[head]
+        value_up[: len(heads.own)] = ups.value_up[heads.own.start : heads.own.stop]
         return attention.mla(
             0, query[..., :NOPE], query[..., NOPE:], rows[:, 0], key_up, value_up, 0.3
         )

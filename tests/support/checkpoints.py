@@ -39,8 +39,14 @@ class CountingSource:
     def location(self, name: str) -> str:
         return self._source.location(name)
 
-    def read(self, name: str, rows: Span | None = None, cols: Span | None = None) -> torch.Tensor:
-        part = self._source.read(name, rows, cols)
+    def read(
+        self,
+        name: str,
+        rows: Span | None = None,
+        cols: Span | None = None,
+        depth: Span | None = None,
+    ) -> torch.Tensor:
+        part = self._source.read(name, rows, cols, depth)
         self.elements_read[name] = self.elements_read.get(name, 0) + part.numel()
         return part
 
@@ -60,10 +66,16 @@ class DictSource:
     def location(self, name: str) -> str:
         return "memory"
 
-    def read(self, name: str, rows: Span | None = None, cols: Span | None = None) -> torch.Tensor:
+    def read(
+        self,
+        name: str,
+        rows: Span | None = None,
+        cols: Span | None = None,
+        depth: Span | None = None,
+    ) -> torch.Tensor:
         tensor = self._tensors[name]
-        start, end = rows or (0, tensor.shape[0])
-        return tensor[start:end] if cols is None else tensor[start:end, cols[0] : cols[1]]
+        spans = zip(tensor.shape, (rows, cols, depth), strict=False)
+        return tensor[tuple(slice(*(span or (0, size))) for size, span in spans)]
 
 
 def head_layout(config: ModelConfig, tp_size: int = 1, slice_size: int = 1) -> HeadLayout:

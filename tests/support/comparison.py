@@ -21,9 +21,9 @@ def tolerance(reference: torch.Tensor) -> float:
 
 def check_against_transformers(path: Path, name: str, positions: torch.Tensor = POSITIONS) -> None:
     """Logits of a checkpoint equal those of transformers on the same weights."""
-    model, _ = solo_model(path)
+    model, config = solo_model(path)
     with torch.inference_mode():
         expected = tiny_model(name)(TOKEN_IDS[None], position_ids=positions[None]).logits[0]
-        found = model.logits(model.forward(TOKEN_IDS, positions, DenseAttention()))
+        found = model.logits(model.forward(TOKEN_IDS, positions, DenseAttention(config)))
     assert found.dtype == torch.float32
     assert (found - expected).abs().max() <= tolerance(expected)

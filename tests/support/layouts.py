@@ -51,7 +51,8 @@ _heads = st.builds(
     num_query_heads=st.sampled_from([4, 6, 8, 9, 12]),
     num_kv_heads=st.sampled_from([1, 2, 3]),
     window=st.sampled_from([None, 4096]),
-    sliding_window=st.sampled_from([None, None, 128]),
+    num_layers=st.sampled_from([None, 1, 6, 40]),
+    num_experts=st.sampled_from([None, 0, 1, 5, 64]),
 )
 
 
@@ -65,9 +66,12 @@ def choices(draw: st.DrawFn) -> LayoutChoice:
             draw(_sizes),
             pipeline_parallel_size=draw(st.sampled_from([1, 1, 2, 0])),
             data_parallel_size=draw(st.sampled_from([1, 1, 3])),
+            enable_expert_parallel=draw(st.sampled_from([False, False, True])),
             kv_interleave_size=draw(st.sampled_from([1, 2, 3, 16, 32, -1])),
-            dcp_comm_backend=draw(st.sampled_from(["auto", "a2a", "ag_rs"])),
+            dcp_comm_backend=draw(st.sampled_from(["auto", "a2a", "ag_rs", "ring"])),
             cp_context_exchange=draw(st.sampled_from(["auto", "gather_q", "pass_q", "ring_kv"])),
+            cp_lanes=draw(st.sampled_from([None, None, 4, 6, 0])),
+            cp_start_rank_rotation=draw(st.sampled_from([False, False, True])),
             dcp_q_replicate=draw(st.sampled_from([False, False, True])),
             context_workspace_tokens=draw(st.sampled_from([None, None, 1, 64])),
         ),

@@ -21,12 +21,34 @@ def pairs_of(row: Mapping[str, object]) -> set[tuple[tuple[str, object], ...]]:
 
 
 def pairwise(options: Mapping[str, Sequence[object]]) -> list[dict[str, object]]:
-    """Few combinations that cover all pairs; greedy, and the same every time."""
+    """Few combinations that cover all pairs; greedy, and the same every time.
+
+    Each combination starts from an open pair; every other option then takes the value that covers
+    most open pairs with what is chosen already.
+    """
+    order = {name: index for index, name in enumerate(options)}
     open_pairs = all_pairs(options)
-    rows = [dict(zip(options, values, strict=True)) for values in product(*options.values())]
     chosen: list[dict[str, object]] = []
     while open_pairs:
-        best = max(rows, key=lambda row: len(pairs_of(row) & open_pairs))
-        open_pairs -= pairs_of(best)
-        chosen.append(best)
+        row = dict(min(open_pairs, key=repr))
+        for name in options:
+            if name not in row:
+                row[name] = max(
+                    options[name], key=lambda value: _gain(row, name, value, order, open_pairs)
+                )
+        row = {name: row[name] for name in options}
+        open_pairs -= pairs_of(row)
+        chosen.append(row)
     return chosen
+
+
+def _gain(
+    row: Mapping[str, object],
+    name: str,
+    value: object,
+    order: Mapping[str, int],
+    open_pairs: set[tuple[tuple[str, object], ...]],
+) -> int:
+    """Open pairs that a further value would cover."""
+    pairs = (((other, row[other]), (name, value)) for other in row)
+    return sum(tuple(sorted(pair, key=lambda item: order[item[0]])) in open_pairs for pair in pairs)

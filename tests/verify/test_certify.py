@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from heddle.config import EngineConfig, ParallelConfig
+from heddle.config import EngineConfig, ParallelConfig, SpeculativeConfig
 from heddle.errors import ConfigError
 from heddle.models.config_json import load_model_config
 from heddle.verify import certify as certify_module
@@ -111,7 +111,9 @@ def test_teachers_are_followed_and_logits_come_back(tiny_path):
 
 def test_golden_is_one_rank_without_reuse_and_takes_prompts_whole(tiny_path):
     config = trial_config(engine(tiny_path), Trial(parallel=LAYOUT, block_size=4))
+    config = replace(config, speculative=SpeculativeConfig())
     golden = golden_config(config, [100, 1, 2])
+    assert golden.speculative is None
     assert golden.parallel == ParallelConfig()
     assert golden.executor == "inline"
     assert golden.cache.enable_prefix_caching is False

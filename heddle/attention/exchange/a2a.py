@@ -29,8 +29,37 @@ class AllToAll:
         dcp: Communicator,
     ) -> AttentionState:
         """See `Exchange.merge`."""
-        packed = torch.cat([state.out, state.lse.unsqueeze(-1)], dim=-1)
-        received = dcp.all_to_all(placement.destinations(packed))  # [N, n, h, Dv + 1]
-        partials = AttentionState(received[..., :-1], received[..., -1])
-        seen = placement.own(placement.seen(visible), dim=1)  # [N, n, h]: what has arrived
-        return merge(partials, seen, strict=self._strict)
+        blocks = placement.destinations(packed(state))
+        return merge_blocks(blocks, visible, placement, dcp, strict=self._strict)
+
+
+def packed(state: AttentionState) -> torch.Tensor:
+    """Output and lse side by side, `[..., Dv + 1]`."""
+    return torch.cat([state.out, state.lse.unsqueeze(-1)], dim=-1)
+
+
+def unpacked(tensor: torch.Tensor) -> AttentionState:
+    """The inverse of `packed`, as views."""
+    return AttentionState(tensor[..., :-1], tensor[..., -1])
+
+
+def merge_blocks(
+    blocks: torch.Tensor,
+    visible: torch.Tensor,
+    placement: Placement,
+    dcp: Communicator,
+    *,
+    strict: bool = False,
+) -> AttentionState:
+    """Send each rank the partials of its own rows and heads, and merge what arrives.
+
+    Args:
+        blocks: `[N, n, h, Dv + 1]`, packed partials by destination.
+        visible: see `Exchange.merge`.
+        placement: of these rows.
+        dcp: the group.
+        strict: see `merge`.
+    """
+    received = dcp.all_to_all(blocks)
+    seen = placement.own(placement.seen(visible), dim=1)  # [N, n, h]: what has arrived
+    return merge(unpacked(received), seen, strict=strict)

@@ -16,7 +16,7 @@ import torch
 
 from heddle.attention.exchange.placement import Placement
 from heddle.attention.state import AttentionState
-from heddle.comm.base import Communicator
+from heddle.comm.base import Communicator, RankGroups
 
 
 class Exchange(Protocol):
@@ -53,24 +53,22 @@ class Exchange(Protocol):
         ...
 
 
-def gather_query(
-    query: torch.Tensor,
-    placement: Placement,
-    dcp: Communicator,
-    slice_group: Communicator,
-) -> torch.Tensor:
+def gather_query(query: torch.Tensor, placement: Placement, groups: RankGroups) -> torch.Tensor:
     """Bring every query that must meet this rank's keys.
 
-    COPY rows are already here for this rank's heads, so only the slice is asked.
+    COPY rows are already here for this rank's heads, so only the slice is asked. Where ranks
+    project the queries of their whole slice, only the row blocks of other PCP ranks are missing; a
+    DCP group with slices spans the whole PCP axis.
 
     Args:
-        query: `[n, h, D]`.
+        query: `[n, h, D]`, or `[n, k * h, D]` where heads are replicated.
         placement: of these rows.
-        dcp: the DCP group.
-        slice_group: its members with this rank's PCP coordinate, in head-block order.
+        groups: of this rank.
 
     Returns:
         `[gathered_rows, k * h, D]`.
     """
-    group = slice_group if placement.is_copy else dcp
-    return placement.assemble(group.all_gather(query))
+    if not placement.has_slice_queries:
+        group = groups.slice if placement.is_copy else groups.dcp
+        return placement.assemble(group.all_gather(query))
+    return query if placement.is_copy else groups.pcp.all_gather(query.contiguous()).flatten(0, 1)

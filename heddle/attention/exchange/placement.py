@@ -39,6 +39,8 @@ class Placement:
     """`r`: place in the group."""
     used_lanes: tuple[bool, ...] | None = None
     """Of the gathered lanes, those that hold a query head; None: all. The others stay nil."""
+    has_slice_queries: bool = False
+    """Whether each rank projects the queries of its whole slice, so that no head is missing."""
 
     @property
     def world_size(self) -> int:

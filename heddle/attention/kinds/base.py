@@ -27,13 +27,25 @@ class AttentionKind(Protocol):
         ...
 
     @property
+    def softcap(self) -> float:
+        """c > 0: a scaled score s counts as `c * tanh(s / c)`; 0: as it is."""
+        ...
+
+    @property
+    def sinks(self) -> torch.Tensor | None:
+        """`[h]`: a learned score per lane without a value; None: the layer has none."""
+        ...
+
+    @property
     def rows(self) -> torch.Tensor:
         """`[M, Ks, W]`: stored rows of this rank's new tokens."""
         ...
 
     @property
     def travelling_query(self) -> torch.Tensor:
-        """`[M, h, Dq]`: query against stored rows."""
+        """`[M, h, Dq]`: query against stored rows; `[M, k * h, Dq]` where a rank projects the
+        queries of its whole slice.
+        """
         ...
 
     @property

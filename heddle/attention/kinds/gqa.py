@@ -12,13 +12,25 @@ from heddle.layout.heads import HeadRun
 
 
 class GQAKind:
-    """One layer's queries, keys and values; shapes as in `StepAttention.gqa`."""
+    """One layer's queries, keys and values; shapes as in `StepOps.gqa`."""
 
-    def __init__(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
+    def __init__(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *,
+        scale: float | None = None,
+        softcap: float = 0.0,
+        sinks: torch.Tensor | None = None,
+        own_lanes: slice = slice(None),
+    ) -> None:
         self.head_dim = query.shape[-1]
-        self.scale = self.head_dim**-0.5
+        self.scale = self.head_dim**-0.5 if scale is None else scale
+        self.softcap = softcap
+        self.sinks = sinks
         self.travelling_query = query
-        self.staying_query = query
+        self.staying_query = query[:, own_lanes]
         self.rows = torch.cat((key, value), dim=-1)  # [M, Ks, 2D]
 
     def stored(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

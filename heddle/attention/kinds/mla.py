@@ -20,7 +20,7 @@ from heddle.layout.heads import HeadRun
 
 
 class MLAKind:
-    """One layer's queries and latents; shapes as in `StepAttention.mla`."""
+    """One layer's queries and latents; shapes as in `StepOps.mla`."""
 
     def __init__(
         self,
@@ -30,13 +30,17 @@ class MLAKind:
         key_up: torch.Tensor,
         value_up: torch.Tensor,
         scale: float,
+        own_lanes: slice = slice(None),
     ) -> None:
         self.query_nope = query_nope
         self.query_rope = query_rope
         self.key_up = key_up
         self.value_up = value_up
+        self.own_lanes = own_lanes
         self.latent_width = key_up.shape[-1]
         self.scale = scale
+        self.softcap = 0.0
+        self.sinks: torch.Tensor | None = None
         self.rows = latent.unsqueeze(1)  # [M, 1, lat + rope]
 
     @cached_property
@@ -48,7 +52,8 @@ class MLAKind:
     @cached_property
     def staying_query(self) -> torch.Tensor:
         """`[M, h, nope + rope]`: per head."""
-        return torch.cat((self.query_nope, self.query_rope), dim=-1)
+        own = self.own_lanes
+        return torch.cat((self.query_nope[:, own], self.query_rope[:, own]), dim=-1)
 
     def stored(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The whole row is the key, its latent part the value."""
@@ -58,7 +63,7 @@ class MLAKind:
         """Up-projected keys `[L, h, nope + rope]` and values `[L, h, v]` of this rank's heads."""
         latent = rows[:, 0, : self.latent_width]  # [L, lat]
         rope = rows[:, :, self.latent_width :]  # [L, 1, rope]
-        key = torch.einsum("tl,hdl->thd", latent, self.key_up)
+        key = torch.einsum("tl,hdl->thd", latent, self.key_up[self.own_lanes])
         value = torch.einsum("tl,hlv->thv", latent, self.value_up)
         return torch.cat((key, rope.expand(-1, key.shape[1], -1)), dim=-1), value
 

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
-from heddle.models.layers.shard import Shard, cut
+from heddle.layout.cut import cut
+from heddle.models.layers.shard import Shard
 from heddle.models.weights.loader import WeightLoader
 
 

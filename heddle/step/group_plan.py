@@ -1,0 +1,178 @@
+"""From a batch and its rows to the choices of every cache group: as asked, or the cheapest.
+
+With canonical lanes every context is met in the same pieces, whatever the number of ranks.
+
+Legend: `C` cached tokens of a request, `N` ranks that share a sequence's keys, `m` rows that one
+PCP rank hands to another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from heddle.layout.rows import RowClass, RowLayout
+from heddle.step.batch import GlobalBatch
+from heddle.step.class_plan import ClassPlan, GroupPlan
+from heddle.step.context import ContextChunk, ContextSpan, plan_context_chunks
+from heddle.step.exchanges import (
+    ExchangeSizes,
+    context_candidates,
+    returns_candidates,
+    usable_returns,
+)
+from heddle.step.lanes import MergeLanes
+from heddle.step.new_rows import halo_size
+from heddle.step.pricing import ContextWork, choose_plan
+from heddle.step.topology import Topology
+
+
+def plan_groups(batch: GlobalBatch, rows: RowLayout, topology: Topology) -> tuple[GroupPlan, ...]:
+    """The plan of every cache group; groups of one rule and size are planned alike."""
+    return tuple(_GroupPlanner(batch, rows, topology, i).run() for i in range(len(topology.groups)))
+
+
+class _GroupPlanner:
+    """Carries what the choices of one group share."""
+
+    def __init__(self, batch: GlobalBatch, rows: RowLayout, topology: Topology, group: int) -> None:
+        self.batch = batch
+        self.rows = rows
+        self.topology = topology
+        self.group = group
+        self.visibility = topology.groups[group].visibility
+        self.is_sharded = topology.groups[group].world_size > 1
+        self.sizes = ExchangeSizes.of(topology, tp_rank=0)
+        self.merge_lanes = MergeLanes.of(topology, group)
+
+    def run(self) -> GroupPlan:
+        new_rows, halo_rows, reason = self._new_rows()
+        return GroupPlan(
+            classes={
+                RowClass.COPY: self._copy(),
+                RowClass.WHOLE: self._distributed(RowClass.WHOLE),
+                RowClass.SPLIT: self._distributed(RowClass.SPLIT),
+            },
+            new_rows=new_rows,
+            halo_rows=halo_rows,
+            new_rows_reason=reason,
+        )
+
+    def _new_rows(self) -> tuple[str, int, str]:
+        """The way, `m`, and why."""
+        if self.rows.num_distributed == 0:
+            return "none", 0, ""
+        if self.topology.mesh.pcp_size == 1:
+            return "own", 0, ""
+        size = halo_size(self.batch, self.rows, self.topology, self.group)
+        if size is None:
+            return "gather", 0, ""
+        rows = self.rows.num_distributed
+        return "halo", size, f"group {self.group}, new rows: halo, {size} of {rows} rows a rank"
+
+    def _copy(self) -> ClassPlan:
+        if self.rows.num_copy == 0:
+            return ClassPlan(row_class=RowClass.COPY)
+        if not self.is_sharded:
+            return ClassPlan(row_class=RowClass.COPY, context="local")
+        returns, why = self._returns(is_copy=True)
+        plans = [
+            ClassPlan(row_class=RowClass.COPY, context="gather_q", returns=way) for way in returns
+        ]
+        return self._chosen(plans, self.rows.num_copy, why)
+
+    def _returns(self, *, is_copy: bool) -> tuple[tuple[str, ...], str]:
+        """The ways back to choose from, and why not the one that was asked for."""
+        asked = self.topology.return_exchange
+        if asked == "auto":
+            return returns_candidates(self.sizes, is_copy=is_copy), ""
+        returns, why = usable_returns(asked, self.sizes, is_copy=is_copy)
+        return (returns,), why
+
+    def _chosen(
+        self,
+        plans: Sequence[ClassPlan],
+        num_rows: int,
+        why: str = "",
+        work: ContextWork | None = None,
+    ) -> ClassPlan:
+        """The cheapest plan, with its reason."""
+        best, price = choose_plan(plans, num_rows, self.sizes, self.topology, work)
+        how = f"the cheapest of {len(plans)}: " if len(plans) > 1 else "as asked: "
+        if why:
+            how = f"since {why}: "
+        reason = f"group {self.group}, {best.row_class.value} rows: {how}{price}"
+        return replace(best, reason=reason)
+
+    def _distributed(self, row_class: RowClass) -> ClassPlan:
+        spans = list(self._spans(row_class))
+        if not spans:
+            return ClassPlan(row_class=row_class)
+        if not self.is_sharded:
+            return ClassPlan(
+                row_class=row_class, context="local", chunks=self._chunks(spans, "local")
+            )
+        plans, why = [], ""
+        for context in self._contexts():
+            returns: tuple[str, ...] = ("none",)
+            if context == "gather_q":
+                returns, why = self._returns(is_copy=False)
+            elif context == "pass_q":
+                returns = ("a2a",)  # blocks are met one by one, each with its own destination
+            chunks = self._chunks(spans, context)
+            plans += [
+                ClassPlan(row_class=row_class, context=context, returns=way, chunks=chunks)
+                for way in returns
+            ]
+        start, end = self.rows.class_rows(row_class)
+        counts = {i: len(request.token_ids) for i, request in enumerate(self.batch.requests)}
+        work = ContextWork.of(spans, counts, self.topology.mesh.pcp_size)
+        return self._chosen(plans, end - start, why if len(plans) == 1 else "", work)
+
+    def _contexts(self) -> tuple[str, ...]:
+        """The ways to meet cached context that may be chosen from."""
+        asked = self.topology.context_exchange
+        return context_candidates(self.sizes) if asked == "auto" else (asked,)
+
+    def _spans(self, row_class: RowClass) -> Iterator[ContextSpan]:
+        """The cached keys that some row of each request of the class sees."""
+        for index, request in enumerate(self.batch.requests):
+            if self.rows.classes[index] is not row_class or not request.token_ids:
+                continue
+            cached = request.num_computed_tokens
+            layout = self.merge_lanes.layout(
+                self.topology.kv_layout(self.group, request.start_rank)
+            )
+            start = min(self.visibility.start(cached), cached)
+            # Rows further on see less of the window and as much of the first tokens.
+            last = cached + len(request.token_ids) - 1
+            first_end = min(self.visibility.first_end(last), cached)
+            if first_end >= start // layout.round_size * layout.round_size:
+                start, first_end = 0 if first_end else start, 0
+            if first_end > 0:
+                yield ContextSpan(index, 0, first_end, layout)
+            if start < cached:
+                yield ContextSpan(index, start, cached, layout)
+
+    def _chunks(self, spans: Sequence[ContextSpan], context: str) -> tuple[ContextChunk, ...]:
+        """Pieces of context, where keys travel or are read in place."""
+        workspace = self.topology.context_workspace_tokens
+        if self.topology.lanes is not None:
+            # Cut as if there were a rank per lane: for any number of ranks alike.
+            return tuple(self._padded(chunk) for chunk in plan_context_chunks(spans, workspace))
+        if context in ("gather_q", "pass_q"):
+            return ()
+        if context == "ring_kv" or (context == "local" and not self.topology.model.is_mla):
+            # Read in place, or whole shards travel: nothing is gathered, so nothing is bounded.
+            workspace = sum(span.end + span.layout.round_size for span in spans)
+        return plan_context_chunks(spans, workspace)
+
+    def _padded(self, chunk: ContextChunk) -> ContextChunk:
+        """A chunk that was cut for lanes, with the largest share of a rank."""
+        layout = self.topology.kv_layout(self.group)
+        ranges = (
+            [layout.local_range(piece.start, piece.end, rank) for piece in chunk.pieces]
+            for rank in range(layout.world_size)
+        )
+        shares = (sum(end - start for start, end in found) for found in ranges)
+        return replace(chunk, padded_local_rows=max(shares))

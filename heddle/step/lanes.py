@@ -1,0 +1,74 @@
+"""Which stored keys are merged as one part: all of a rank, or canonical lanes.
+
+A merge of N parts has other bits than one of M parts. Canonical lanes fix the parts, whatever the
+number of ranks: `Y` lanes, of which each rank holds `X = Y / N` and computes each one apart.
+
+    lane(t) = (t // I) mod Y            Y = 4, I = 2, N = 2
+
+    t         0 1 | 2 3 | 4 5 | 6 7 || 8 9 | ...
+    lane       0  |  1  |  2  |  3  ||  0  |
+    rank       0  |  1  |  0  |  1  ||  0  |         rank r holds lanes r, r + N, r + 2 N, ...
+    on rank   0 1 | 0 1 | 2 3 | 2 3 || 4 5 |         local indices
+
+A lane is what a rank of a group of `Y` would hold, so `KVLayout` answers for it too. Without
+canonical lanes every rank is one lane.
+
+Legend: `N` ranks that share a sequence's keys, `Y` lanes, `X` lanes of one rank, `I` interleave.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from heddle.layout.kv import KVLayout
+from heddle.step.topology import Topology
+
+IntArray = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class MergeLanes:
+    """The lanes of one cache group."""
+
+    num_lanes: int
+    """`Y`, a multiple of `N`."""
+    num_places: int
+    """`N`."""
+
+    @classmethod
+    def of(cls, topology: Topology, group: int) -> MergeLanes:
+        """The lanes of a group: those asked for, or one per rank."""
+        places = topology.groups[group].world_size
+        return cls(topology.lanes or places, places)
+
+    @property
+    def per_place(self) -> int:
+        """`X`."""
+        return self.num_lanes // self.num_places
+
+    def held_by(self, place: int) -> range:
+        """Lanes of one rank, ascending."""
+        return range(place, self.num_lanes, self.num_places)
+
+    def layout(self, layout: KVLayout) -> KVLayout:
+        """Ownership of positions by lanes, given the one by ranks.
+
+        Chains start at lane 0: with canonical lanes no chain starts at another rank.
+        """
+        if self.num_lanes == layout.world_size:
+            return layout
+        return KVLayout(self.num_lanes, layout.interleave_size, layout.block_size)
+
+    def local_index(self, index: IntArray, lane: int, interleave_size: int) -> IntArray:
+        """Index among the keys of a lane -> index among those of the rank that holds it.
+
+        Example:
+            >>> MergeLanes(4, 2).local_index(np.arange(4), lane=2, interleave_size=2).tolist()
+            [2, 3, 6, 7]
+        """
+        run, place = index // interleave_size, index % interleave_size
+        local: IntArray = (lane // self.num_places + self.per_place * run) * interleave_size + place
+        return local

@@ -1,0 +1,392 @@
+"""One cache group of a step on one rank: slots, and the keys that each class of rows meets.
+
+New KV reaches each rank once: COPY rows from its own copy, distributed rows through the exchange of
+new rows. `slot_mapping` covers both, in that order.
+
+Legend: `n` padded rows of a class, `P` PCP size, `P'` PCP ranks among those that share a sequence's
+keys, `Y` lanes in which their partials merge (one per rank, unless canonical lanes were asked for),
+`m` rows that one PCP rank hands to another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from heddle.config.visibility import Visibility
+from heddle.layout.kv import KVLayout
+from heddle.layout.rows import RowClass, Segment
+from heddle.step.batch import ScheduledRequest
+from heddle.step.class_plan import ClassPlan, GroupPlan
+from heddle.step.coverage import mix
+from heddle.step.lanes import MergeLanes
+from heddle.step.local_context import (
+    CachedSequence,
+    KeyContextBuilder,
+    KeyContextChunk,
+    LocalRange,
+    OwnRows,
+    QueryContextPart,
+)
+from heddle.step.local_new_rows import new_rows_of
+from heddle.step.localize import BoolArray, IntArray, RankStep, concatenate
+from heddle.step.topology import Topology
+from heddle.step.views import Ranges, visible_ranges
+from heddle.units import PAD_SLOT_ID
+
+
+@dataclass(frozen=True, slots=True)
+class StoredView:
+    """Stored keys of one sequence in one lane, and the part of them that each row meets."""
+
+    keys: LocalRange
+    ranges: Ranges
+    """Relative to the first of `keys`."""
+    lane: int = 0
+    """Place of the lane among those of this rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class CopyPart:
+    """COPY rows [start, end) of one request: they are written first and attend once."""
+
+    start: int
+    end: int
+    views: tuple[StoredView, ...]
+    """Disjoint; none where this rank stores nothing that the rows see."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewView:
+    """New keys [start, end) of the step, and the part of them that each row meets."""
+
+    start: int
+    end: int
+    ranges: Ranges
+
+
+@dataclass(frozen=True, slots=True)
+class SelfSegment:
+    """Rows [start, end) of a class on this rank: one run of a request's new rows."""
+
+    request: int
+    start: int
+    end: int
+    views: tuple[NewView, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassStep:
+    """Distributed rows of one class."""
+
+    plan: ClassPlan
+    start: int
+    """First local row."""
+    num_rows: int
+    """`n`, pads included."""
+    segments: tuple[SelfSegment, ...]
+    query_context: tuple[QueryContextPart, ...]
+    """Queries travel: gathered queries, and this rank's share of what they see."""
+    context_visible: BoolArray
+    """`[Y, P' * n]`: does lane y hold cached context that the gathered row sees?"""
+    key_context: tuple[KeyContextChunk, ...]
+    """Keys travel, or are read in place."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupStep:
+    """What the layers of one cache group do on this rank."""
+
+    group: int
+    plan: GroupPlan
+    place: int
+    """Of this rank among those that share a sequence's keys."""
+    slot_mapping: IntArray
+    """Slot on this rank, or -1: COPY rows, then the distributed rows that this rank receives."""
+    coverage: int
+    """Mix of the rows written here."""
+    new_order: IntArray
+    """Where the rows lie, among the received ones, that this rank's own rows may see; in global
+    order.
+    """
+    new_sends: IntArray | None
+    """`[P, m]`: own distributed rows that each PCP rank gets; None: all of them, or none."""
+    copy_parts: tuple[CopyPart, ...]
+    copy_visible: BoolArray
+    """`[Y, num_copy]`: does lane y hold a key that the row sees?"""
+    classes: tuple[ClassStep, ...]
+    """WHOLE and SPLIT rows, where the step has some."""
+
+
+def localize_group(step: RankStep, topology: Topology, group: int) -> GroupStep:
+    """This rank's part of one cache group of a plan.
+
+    Args:
+        step: this rank's rows.
+        topology: constants of the engine.
+        group: index of the cache group.
+    """
+    return _GroupLocalizer(step, topology, group).run()
+
+
+class _GroupLocalizer:
+    """Carries what the pieces of `localize_group` share."""
+
+    def __init__(self, step: RankStep, topology: Topology, group: int) -> None:
+        self.step = step
+        self.topology = topology
+        self.group = group
+        self.plan = step.plan.groups[group]
+        self.rows = step.plan.rows
+        self.rule: Visibility = topology.groups[group].visibility
+        self.lanes = MergeLanes.of(topology, group)
+        self.place = topology.group_position(group, step.global_rank)
+        self.new_rows = new_rows_of(step, topology, group, self.plan)
+
+    def run(self) -> GroupStep:
+        slot_mapping, coverage = self._slots()
+        ranges = self._copy_ranges()
+        return GroupStep(
+            group=self.group,
+            plan=self.plan,
+            place=self.place,
+            slot_mapping=slot_mapping,
+            coverage=coverage,
+            new_order=self.new_rows.order,
+            new_sends=self.new_rows.sends,
+            copy_parts=tuple(self._copy_parts(ranges)),
+            copy_visible=np.array([_sees(found) for found in ranges]),
+            classes=tuple(
+                self._class_step(row_class)
+                for row_class in (RowClass.WHOLE, RowClass.SPLIT)
+                if self.rows.class_rows(row_class)[0] < self.rows.class_rows(row_class)[1]
+            ),
+        )
+
+    def _request(self, index: int) -> tuple[ScheduledRequest, KVLayout]:
+        request = self.step.plan.batch.requests[index]
+        return request, self.topology.kv_layout(self.group, request.start_rank)
+
+    def _positions(self, segment: Segment) -> IntArray:
+        first = self.step.plan.batch.requests[segment.request].num_computed_tokens
+        return np.arange(first + segment.start, first + segment.end, dtype=np.int64)
+
+    def _keys(self, request: ScheduledRequest, lane: int, start: int, end: int) -> LocalRange:
+        """Keys [start, end) of a lane of this rank."""
+        table = np.asarray(request.block_tables[self.group], dtype=np.int64)
+        if self.lanes.per_place == 1:
+            return LocalRange(table, start, end)
+        index = np.arange(start, end, dtype=np.int64)
+        local = self.lanes.local_index(index, lane, self.topology.interleave_size)
+        return LocalRange(table, int(local[0]), int(local[-1]) + 1, local - local[0])
+
+    def _lane_layouts(self, index: int) -> tuple[ScheduledRequest, KVLayout]:
+        request, layout = self._request(index)
+        return request, self.lanes.layout(layout)
+
+    # -- writes -------------------------------------------------------------------------------
+
+    def _slots(self) -> tuple[IntArray, int]:
+        """Slot of every row this rank sees, and the mix of those it stores."""
+        rows, known = self.rows, self.step.rows
+        global_rows = np.concatenate([rows.gather[: rows.num_copy], self.new_rows.received])
+        slots = np.full(len(global_rows), PAD_SLOT_ID, dtype=np.int64)
+        if rows.num_rows:
+            slots = np.where(global_rows >= 0, self._slot_of_row()[global_rows], PAD_SLOT_ID)
+        stored = slots != PAD_SLOT_ID
+        written = global_rows[stored]
+        ids = np.array([r.request_id for r in self.step.plan.batch.requests], dtype=np.int64)
+        coverage = 0
+        if len(written):
+            coverage = mix(ids[known.request[written]], known.position[written], slots[stored])
+        return slots, coverage
+
+    def _slot_of_row(self) -> IntArray:
+        """`[T]`: slot of each global row on this rank, or -1."""
+        found = []
+        for index in range(len(self.step.plan.batch.requests)):
+            request, layout = self._request(index)
+            first = request.num_computed_tokens
+            positions = np.arange(first, first + len(request.token_ids), dtype=np.int64)
+            table = np.asarray(request.block_tables[self.group], dtype=np.int64)
+            found.append(layout.slots(positions, table, self.place))
+        return concatenate(found)
+
+    # -- COPY rows ----------------------------------------------------------------------------
+
+    def _copy_ranges(self) -> list[tuple[Ranges, ...]]:
+        """Per lane, what each COPY row meets there.
+
+        All rows of one layout at once: a step may hold a hundred decodes, each of one row.
+        """
+        copied = self.rows.gather[: self.rows.num_copy]
+        known = self.step.rows
+        positions = known.position[copied]
+        wanted = visible_ranges(self.rule, positions)
+        start_ranks = np.array(
+            [r.start_rank for r in self.step.plan.batch.requests], dtype=np.int64
+        )
+        starts = start_ranks[known.request[copied]]
+        distinct = np.unique(starts).tolist()
+        found = []
+        for lane in range(self.lanes.num_lanes):
+            ranges = tuple(Ranges(r.first.copy(), r.end.copy()) for r in wanted)
+            for start_rank in distinct:
+                layout = self.lanes.layout(self.topology.kv_layout(self.group, start_rank))
+                rows = starts == start_rank
+                for whole, local in zip(wanted, ranges, strict=True):
+                    local.first[rows] = layout.local_len(whole.first[rows], lane)
+                    local.end[rows] = layout.local_len(whole.end[rows], lane)
+            found.append(ranges)
+        return found
+
+    def _copy_parts(self, ranges: list[tuple[Ranges, ...]]) -> Iterator[CopyPart]:
+        for segment in self.rows.class_segments(self.step.pcp_rank, RowClass.COPY):
+            if segment.num_rows == 0:
+                continue
+            request, _ = self._request(segment.request)
+            rows = slice(segment.row, segment.row + segment.num_rows)
+            yield CopyPart(rows.start, rows.stop, tuple(self._stored_views(request, rows, ranges)))
+
+    def _stored_views(
+        self, request: ScheduledRequest, rows: slice, ranges: list[tuple[Ranges, ...]]
+    ) -> Iterator[StoredView]:
+        """One view per lane of this rank and range, where some row meets something."""
+        for number, lane in enumerate(self.lanes.held_by(self.place)):
+            for part in ranges[lane]:
+                met = part[rows]
+                start, end = met.hull()
+                if start < end:
+                    keys = self._keys(request, lane, start, end)
+                    yield StoredView(keys, met.clipped(start, end), number)
+
+    # -- distributed rows ---------------------------------------------------------------------
+
+    def _class_step(self, row_class: RowClass) -> ClassStep:
+        start, end = self.rows.class_rows(row_class)
+        plan = self.plan.classes[row_class]
+        travels = plan.context in ("gather_q", "pass_q")
+        gathered = tuple(self._gathered_rows(row_class)) if travels else ()
+        return ClassStep(
+            plan=plan,
+            start=start,
+            num_rows=end - start,
+            segments=tuple(self._self_segments(row_class, start)),
+            query_context=tuple(self._query_context(plan, gathered)),
+            context_visible=self._context_visible(gathered, end - start if travels else 0),
+            key_context=tuple(self._key_context(plan, row_class, start)),
+        )
+
+    def _self_segments(self, row_class: RowClass, start: int) -> Iterator[SelfSegment]:
+        for segment in self.rows.class_segments(self.step.pcp_rank, row_class):
+            if segment.num_rows:
+                yield SelfSegment(
+                    segment.request,
+                    segment.row - start,
+                    segment.row - start + segment.num_rows,
+                    tuple(self._new_views(segment)),
+                )
+
+    def _new_views(self, segment: Segment) -> Iterator[NewView]:
+        """The step's own keys of the request that the rows of a segment meet."""
+        request = self.step.plan.batch.requests[segment.request]
+        first = request.num_computed_tokens
+        base = int(self.rows.request_starts[segment.request])
+        for part in visible_ranges(self.rule, self._positions(segment)):
+            fresh = part.clipped(first, first + len(request.token_ids))
+            start, end = fresh.hull()
+            if start < end:
+                # Rows of one range are at hand in a row, whatever else is.
+                place = self.new_rows.find(base + start)
+                yield NewView(place, place + end - start, fresh.clipped(start, end))
+
+    # -- context: queries travel --------------------------------------------------------------
+
+    def _group_pcp_ranks(self) -> range:
+        """PCP ranks that share this rank's keys, in the order of their row blocks."""
+        replicas = self.topology.mesh.num_replicas
+        first = self.step.pcp_rank // replicas * replicas
+        return range(first, first + replicas)
+
+    def _gathered_rows(self, row_class: RowClass) -> Iterator[tuple[int, IntArray, IntArray]]:
+        """(request, rows among the gathered queries, their positions) where there is context."""
+        start, end = self.rows.class_rows(row_class)
+        for block, pcp_rank in enumerate(self._group_pcp_ranks()):
+            for segment in self.rows.class_segments(pcp_rank, row_class):
+                request = self.step.plan.batch.requests[segment.request]
+                if segment.num_rows and request.num_computed_tokens:
+                    first = block * (end - start) + segment.row - start
+                    rows = np.arange(first, first + segment.num_rows, dtype=np.int64)
+                    yield segment.request, rows, self._positions(segment)
+
+    def _context_ranges(self, index: int, positions: IntArray) -> tuple[Ranges, ...]:
+        """The cached part of what rows of a request see, in positions."""
+        cached = self.step.plan.batch.requests[index].num_computed_tokens
+        return tuple(part.clipped(0, cached) for part in visible_ranges(self.rule, positions))
+
+    def _query_context(
+        self, plan: ClassPlan, gathered: tuple[tuple[int, IntArray, IntArray], ...]
+    ) -> Iterator[QueryContextPart]:
+        for index, rows, positions in gathered:
+            request, layout = self._lane_layouts(index)
+            seen = self._context_ranges(index, positions)
+            for number, lane in enumerate(self.lanes.held_by(self.place)):
+                for first, last in self._pieces(plan, index):
+                    for part in seen:
+                        local = part.within(first, last).local(layout, lane)
+                        start, end = local.hull()
+                        if start < end:
+                            keys = self._keys(request, lane, start, end)
+                            yield QueryContextPart(rows, keys, local.clipped(start, end), number)
+
+    def _pieces(self, plan: ClassPlan, index: int) -> list[tuple[int, int]]:
+        """Positions of a request that are met together: all cached ones, unless the plan cuts."""
+        if not plan.chunks:
+            return [(0, self.step.plan.batch.requests[index].num_computed_tokens)]
+        pieces = (piece for chunk in plan.chunks for piece in chunk.pieces)
+        return [(piece.start, piece.end) for piece in pieces if piece.request == index]
+
+    def _context_visible(
+        self, gathered: tuple[tuple[int, IntArray, IntArray], ...], num_rows: int
+    ) -> BoolArray:
+        # Of this group's rows perhaps none has context, although rows of the class elsewhere do.
+        total = self.topology.mesh.num_replicas * num_rows
+        found = np.zeros((self.lanes.num_lanes, total), dtype=np.bool_)
+        for index, rows, positions in gathered:
+            _, layout = self._lane_layouts(index)
+            ranges = self._context_ranges(index, positions)
+            for lane in range(self.lanes.num_lanes):
+                local = tuple(part.local(layout, lane) for part in ranges)
+                found[lane, rows] = _sees(local)
+        return found
+
+    # -- context: keys travel -----------------------------------------------------------------
+
+    def _key_context(
+        self, plan: ClassPlan, row_class: RowClass, start: int
+    ) -> Iterator[KeyContextChunk]:
+        own: dict[int, OwnRows] = {}
+        for segment in self.rows.class_segments(self.step.pcp_rank, row_class):
+            row, positions = segment.row - start, self._positions(segment)
+            before = own.get(segment.request)
+            if before is not None:
+                row, positions = before.start, np.concatenate([before.positions, positions])
+            own[segment.request] = OwnRows(row, row + len(positions), positions)
+        if plan.context in ("gather_q", "pass_q"):
+            return
+        lanes = None if self.topology.lanes is None else self.lanes
+        builder = KeyContextBuilder(plan.context, self.rule, lanes, self.place, self._cached, own)
+        yield from map(builder.build, plan.chunks)
+
+    def _cached(self, index: int) -> CachedSequence:
+        request, layout = self._request(index)
+        table = np.asarray(request.block_tables[self.group], dtype=np.int64)
+        return CachedSequence(table, layout, request.num_computed_tokens)
+
+
+def _sees(ranges: tuple[Ranges, ...]) -> BoolArray:
+    """Per row: does it meet anything?"""
+    found: BoolArray = np.logical_or.reduce([part.first < part.end for part in ranges])
+    return found

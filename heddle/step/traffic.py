@@ -1,0 +1,80 @@
+"""One collective call as a value, and what it costs a rank.
+
+Everything that a step sends is first described by such values (`exchanges`, `schedule`); a rank's
+calls are held against them, and prices are read off them. There is no second formula to keep true.
+
+Legend: `N` ranks of the group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import prod
+from typing import NamedTuple
+
+from heddle.config.link_costs import LinkCosts
+from heddle.layout.mesh import GroupKind, Mesh
+
+_ITEM_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4}
+
+
+class Collective(NamedTuple):
+    """One call: what is handed in, by shape and dtype."""
+
+    op: str
+    group: GroupKind
+    shape: tuple[int | None, ...]
+    """None: a size that the data decide, equal on all ranks of the group."""
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What one rank pays."""
+
+    calls: int
+    received_bytes: int
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(self.calls + other.calls, self.received_bytes + other.received_bytes)
+
+    def seconds(self, costs: LinkCosts) -> float:
+        """`calls * alpha + bytes / beta`."""
+        return self.calls * costs.alpha + self.received_bytes / costs.beta
+
+
+FREE = Cost(0, 0)
+
+
+def cost_of(collectives: Iterable[Collective], mesh: Mesh) -> Cost:
+    """Calls and bytes that a rank receives.
+
+    All-gather: `(N - 1)` times its own; reduce-scatter and all-to-all: `(N - 1) / N` of the input;
+    all-reduce: twice that; a shift or a receive: its own size; a send: nothing.
+
+    Raises:
+        ValueError: a size that only the data know.
+    Example:
+        >>> mesh = Mesh(tp_size=2, dcp_size=2)
+        >>> cost_of([Collective("all_gather", "dcp", (3, 4), "float32")], mesh)
+        Cost(calls=1, received_bytes=48)
+    """
+    total = FREE
+    for call in collectives:
+        sizes = [size for size in call.shape if size is not None]
+        if len(sizes) < len(call.shape):
+            raise ValueError(f"{call} has a size that only the data know; it has no fixed cost")
+        own, ranks = prod(sizes) * _ITEM_BYTES[call.dtype], mesh.group_size(call.group)
+        total += Cost(1, _received(call.op, own, ranks))
+    return total
+
+
+def _received(op: str, own: int, ranks: int) -> int:
+    if op == "all_gather":
+        return (ranks - 1) * own
+    if op in ("reduce_scatter", "all_to_all"):
+        return (ranks - 1) * own // ranks
+    if op == "all_reduce":
+        return 2 * (ranks - 1) * own // ranks
+    return {"shift": own, "receive": own, "send": 0}[op]

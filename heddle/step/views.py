@@ -1,0 +1,70 @@
+"""Which keys each row of a step sees, as half-open ranges of positions and of stored rows.
+
+A row at position p sees one main range that ends at p + 1, and under some rules also the first
+tokens. Ranges of positions become ranges of a rank's stored rows by the interval law of `KVLayout`.
+
+Legend: `R` rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from heddle.config.visibility import Visibility
+from heddle.layout.kv import KVLayout
+
+IntArray = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Ranges:
+    """Row i meets [first[i], end[i]); empty where first >= end."""
+
+    first: IntArray
+    end: IntArray
+
+    def __getitem__(self, rows: slice) -> Ranges:
+        return Ranges(self.first[rows], self.end[rows])
+
+    @property
+    def is_empty(self) -> bool:
+        """No row meets anything."""
+        return not bool((self.first < self.end).any())
+
+    def clipped(self, start: int, end: int) -> Ranges:
+        """The part within [start, end), counted from `start`."""
+        return Ranges(
+            np.clip(self.first, start, end) - start, np.clip(self.end, start, end) - start
+        )
+
+    def within(self, start: int, end: int) -> Ranges:
+        """The part within [start, end)."""
+        return Ranges(np.clip(self.first, start, end), np.clip(self.end, start, end))
+
+    def local(self, layout: KVLayout, rank: int) -> Ranges:
+        """Ranges of positions as ranges of the rows that `rank` stores."""
+        return Ranges(layout.local_len(self.first, rank), layout.local_len(self.end, rank))
+
+    def hull(self) -> tuple[int, int]:
+        """Smallest [start, end) that holds every range; (0, 0) if all are empty."""
+        some = self.first < self.end
+        if not some.any():
+            return 0, 0
+        return int(self.first[some].min()), int(self.end[some].max())
+
+
+def visible_ranges(rule: Visibility, positions: IntArray) -> tuple[Ranges, ...]:
+    """The ranges of positions that rows see: the main one, then the first tokens where the rule has
+    some.
+
+    Args:
+        rule: of the layer.
+        positions: `[R]`, of the rows.
+    """
+    main = Ranges(rule.start(positions), positions + 1)
+    if rule.num_first == 0:
+        return (main,)
+    return main, Ranges(np.zeros_like(positions), rule.first_end(positions))
