@@ -23,7 +23,8 @@ from heddle.comm.solo import SoloCommunicator
 from heddle.layout.heads import HeadRun
 from heddle.layout.rows import RowClass
 from heddle.step.lanes import MergeLanes
-from heddle.step.local_group import CopyPart, GroupStep
+from heddle.step.local_copy import CopyPart
+from heddle.step.local_group import GroupStep
 from heddle.step.localize import RankStep
 
 _Views = list[tuple[SlotRange, Visible]]

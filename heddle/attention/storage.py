@@ -25,7 +25,7 @@ import torch
 
 from heddle.kvcache.copies import BlockCopy
 from heddle.layout.kv import KVLayout
-from heddle.step.local_context import LocalRange
+from heddle.step.views import LocalRange
 from heddle.units import PAD_SLOT_ID
 
 

@@ -220,8 +220,18 @@ class KVLayout:
             ValueError: `rank` or a position is out of range.
         """
         positions = _natural(positions, "position")
-        mine = (positions // self.interleave_size) % self.world_size == self._turn(rank)
         pages = np.asarray(block_table)[positions // self.virtual_block_size].astype(np.int64)
+        return self.slots_in(pages, positions, rank)
+
+    def slots_in(self, pages: IntArray, positions: AnyInts, rank: int) -> IntArray:
+        """Cache slots of positions whose pages are known; see `slots`.
+
+        Args:
+            pages: [T], block id of each position's block.
+            positions: [T], >= 0, of any sequences with this layout.
+            rank: place in the DCP group.
+        """
+        mine = (positions // self.interleave_size) % self.world_size == self._turn(rank)
         stored = pages * self.block_size + self.local_index(positions) % self.block_size
         return np.where(mine, stored, np.int64(PAD_SLOT_ID))
 

@@ -33,7 +33,7 @@ class Rule:
     """For the reader of the docs."""
     why: str
     problems: Callable[[LayoutChoice], Iterable[Problem]]
-    """None when the rule holds."""
+    """Empty when the rule holds."""
     mend: Mend
     """Choices near a broken one that keep this rule; they may break others."""
     example: LayoutChoice

@@ -25,6 +25,7 @@ import numpy.typing as npt
 
 from heddle.layout.kv import KVLayout
 from heddle.step.topology import Topology
+from heddle.step.views import LocalRange
 
 IntArray = npt.NDArray[np.int64]
 
@@ -37,12 +38,14 @@ class MergeLanes:
     """`Y`, a multiple of `N`."""
     num_places: int
     """`N`."""
+    interleave_size: int
+    """`I`."""
 
     @classmethod
     def of(cls, topology: Topology, group: int) -> MergeLanes:
         """The lanes of a group: those asked for, or one per rank."""
         places = topology.groups[group].world_size
-        return cls(topology.lanes or places, places)
+        return cls(topology.lanes or places, places, topology.interleave_size)
 
     @property
     def per_place(self) -> int:
@@ -62,13 +65,21 @@ class MergeLanes:
             return layout
         return KVLayout(self.num_lanes, layout.interleave_size, layout.block_size)
 
-    def local_index(self, index: IntArray, lane: int, interleave_size: int) -> IntArray:
+    def keys(self, block_table: IntArray, lane: int, start: int, end: int) -> LocalRange:
+        """Keys [start, end) of a lane of this rank, as rows that the rank stores; start < end."""
+        if self.per_place == 1:
+            return LocalRange(block_table, start, end)
+        local = self.local_index(np.arange(start, end, dtype=np.int64), lane)
+        return LocalRange(block_table, int(local[0]), int(local[-1]) + 1, local - local[0])
+
+    def local_index(self, index: IntArray, lane: int) -> IntArray:
         """Index among the keys of a lane -> index among those of the rank that holds it.
 
         Example:
-            >>> MergeLanes(4, 2).local_index(np.arange(4), lane=2, interleave_size=2).tolist()
+            >>> MergeLanes(4, 2, 2).local_index(np.arange(4), lane=2).tolist()
             [2, 3, 6, 7]
         """
-        run, place = index // interleave_size, index % interleave_size
-        local: IntArray = (lane // self.num_places + self.per_place * run) * interleave_size + place
+        run, place = index // self.interleave_size, index % self.interleave_size
+        runs = lane // self.num_places + self.per_place * run
+        local: IntArray = runs * self.interleave_size + place
         return local

@@ -25,20 +25,9 @@ from heddle.config.visibility import Visibility
 from heddle.layout.kv import KVLayout
 from heddle.step.context import ContextChunk, ContextPiece
 from heddle.step.lanes import MergeLanes
-from heddle.step.views import Ranges, visible_ranges
+from heddle.step.views import LocalRange, Ranges, visible_ranges
 
 IntArray = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True)
-class LocalRange:
-    """Local indices [start, end) of one sequence on this rank, by its block table."""
-
-    block_table: IntArray
-    start: int
-    end: int
-    picked: IntArray | None = None
-    """Those that are meant, counted from `start`; None: all."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,36 +26,16 @@ from heddle.step.local_context import (
     CachedSequence,
     KeyContextBuilder,
     KeyContextChunk,
-    LocalRange,
     OwnRows,
     QueryContextPart,
 )
+from heddle.step.local_copy import CopiedRows, CopyPart
 from heddle.step.local_new_rows import new_rows_of
-from heddle.step.localize import BoolArray, IntArray, RankStep, concatenate
+from heddle.step.localize import BoolArray, IntArray, RankStep
+from heddle.step.slots import row_slots
 from heddle.step.topology import Topology
-from heddle.step.views import Ranges, visible_ranges
+from heddle.step.views import LocalRange, Ranges, sees, visible_ranges
 from heddle.units import PAD_SLOT_ID
-
-
-@dataclass(frozen=True, slots=True)
-class StoredView:
-    """Stored keys of one sequence in one lane, and the part of them that each row meets."""
-
-    keys: LocalRange
-    ranges: Ranges
-    """Relative to the first of `keys`."""
-    lane: int = 0
-    """Place of the lane among those of this rank."""
-
-
-@dataclass(frozen=True, slots=True)
-class CopyPart:
-    """COPY rows [start, end) of one request: they are written first and attend once."""
-
-    start: int
-    end: int
-    views: tuple[StoredView, ...]
-    """Disjoint; none where this rank stores nothing that the rows see."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +127,7 @@ class _GroupLocalizer:
 
     def run(self) -> GroupStep:
         slot_mapping, coverage = self._slots()
-        ranges = self._copy_ranges()
+        copied = CopiedRows(self.step, self.topology, self.group)
         return GroupStep(
             group=self.group,
             plan=self.plan,
@@ -156,8 +136,8 @@ class _GroupLocalizer:
             coverage=coverage,
             new_order=self.new_rows.order,
             new_sends=self.new_rows.sends,
-            copy_parts=tuple(self._copy_parts(ranges)),
-            copy_visible=np.array([_sees(found) for found in ranges]),
+            copy_parts=tuple(copied.parts()),
+            copy_visible=copied.visible(),
             classes=tuple(
                 self._class_step(row_class)
                 for row_class in (RowClass.WHOLE, RowClass.SPLIT)
@@ -174,13 +154,8 @@ class _GroupLocalizer:
         return np.arange(first + segment.start, first + segment.end, dtype=np.int64)
 
     def _keys(self, request: ScheduledRequest, lane: int, start: int, end: int) -> LocalRange:
-        """Keys [start, end) of a lane of this rank."""
         table = np.asarray(request.block_tables[self.group], dtype=np.int64)
-        if self.lanes.per_place == 1:
-            return LocalRange(table, start, end)
-        index = np.arange(start, end, dtype=np.int64)
-        local = self.lanes.local_index(index, lane, self.topology.interleave_size)
-        return LocalRange(table, int(local[0]), int(local[-1]) + 1, local - local[0])
+        return self.lanes.keys(table, lane, start, end)
 
     def _lane_layouts(self, index: int) -> tuple[ScheduledRequest, KVLayout]:
         request, layout = self._request(index)
@@ -194,7 +169,8 @@ class _GroupLocalizer:
         global_rows = np.concatenate([rows.gather[: rows.num_copy], self.new_rows.received])
         slots = np.full(len(global_rows), PAD_SLOT_ID, dtype=np.int64)
         if rows.num_rows:
-            slots = np.where(global_rows >= 0, self._slot_of_row()[global_rows], PAD_SLOT_ID)
+            slot_of_row = row_slots(self.step, self.topology, self.group, self.place)
+            slots = np.where(global_rows >= 0, slot_of_row[global_rows], PAD_SLOT_ID)
         stored = slots != PAD_SLOT_ID
         written = global_rows[stored]
         ids = np.array([r.request_id for r in self.step.plan.batch.requests], dtype=np.int64)
@@ -202,65 +178,6 @@ class _GroupLocalizer:
         if len(written):
             coverage = mix(ids[known.request[written]], known.position[written], slots[stored])
         return slots, coverage
-
-    def _slot_of_row(self) -> IntArray:
-        """`[T]`: slot of each global row on this rank, or -1."""
-        found = []
-        for index in range(len(self.step.plan.batch.requests)):
-            request, layout = self._request(index)
-            first = request.num_computed_tokens
-            positions = np.arange(first, first + len(request.token_ids), dtype=np.int64)
-            table = np.asarray(request.block_tables[self.group], dtype=np.int64)
-            found.append(layout.slots(positions, table, self.place))
-        return concatenate(found)
-
-    # -- COPY rows ----------------------------------------------------------------------------
-
-    def _copy_ranges(self) -> list[tuple[Ranges, ...]]:
-        """Per lane, what each COPY row meets there.
-
-        All rows of one layout at once: a step may hold a hundred decodes, each of one row.
-        """
-        copied = self.rows.gather[: self.rows.num_copy]
-        known = self.step.rows
-        positions = known.position[copied]
-        wanted = visible_ranges(self.rule, positions)
-        start_ranks = np.array(
-            [r.start_rank for r in self.step.plan.batch.requests], dtype=np.int64
-        )
-        starts = start_ranks[known.request[copied]]
-        distinct = np.unique(starts).tolist()
-        found = []
-        for lane in range(self.lanes.num_lanes):
-            ranges = tuple(Ranges(r.first.copy(), r.end.copy()) for r in wanted)
-            for start_rank in distinct:
-                layout = self.lanes.layout(self.topology.kv_layout(self.group, start_rank))
-                rows = starts == start_rank
-                for whole, local in zip(wanted, ranges, strict=True):
-                    local.first[rows] = layout.local_len(whole.first[rows], lane)
-                    local.end[rows] = layout.local_len(whole.end[rows], lane)
-            found.append(ranges)
-        return found
-
-    def _copy_parts(self, ranges: list[tuple[Ranges, ...]]) -> Iterator[CopyPart]:
-        for segment in self.rows.class_segments(self.step.pcp_rank, RowClass.COPY):
-            if segment.num_rows == 0:
-                continue
-            request, _ = self._request(segment.request)
-            rows = slice(segment.row, segment.row + segment.num_rows)
-            yield CopyPart(rows.start, rows.stop, tuple(self._stored_views(request, rows, ranges)))
-
-    def _stored_views(
-        self, request: ScheduledRequest, rows: slice, ranges: list[tuple[Ranges, ...]]
-    ) -> Iterator[StoredView]:
-        """One view per lane of this rank and range, where some row meets something."""
-        for number, lane in enumerate(self.lanes.held_by(self.place)):
-            for part in ranges[lane]:
-                met = part[rows]
-                start, end = met.hull()
-                if start < end:
-                    keys = self._keys(request, lane, start, end)
-                    yield StoredView(keys, met.clipped(start, end), number)
 
     # -- distributed rows ---------------------------------------------------------------------
 
@@ -359,7 +276,7 @@ class _GroupLocalizer:
             ranges = self._context_ranges(index, positions)
             for lane in range(self.lanes.num_lanes):
                 local = tuple(part.local(layout, lane) for part in ranges)
-                found[lane, rows] = _sees(local)
+                found[lane, rows] = sees(local)
         return found
 
     # -- context: keys travel -----------------------------------------------------------------
@@ -384,9 +301,3 @@ class _GroupLocalizer:
         request, layout = self._request(index)
         table = np.asarray(request.block_tables[self.group], dtype=np.int64)
         return CachedSequence(table, layout, request.num_computed_tokens)
-
-
-def _sees(ranges: tuple[Ranges, ...]) -> BoolArray:
-    """Per row: does it meet anything?"""
-    found: BoolArray = np.logical_or.reduce([part.first < part.end for part in ranges])
-    return found

@@ -13,8 +13,8 @@ Legend: `M` local rows, `P` PCP size.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -34,19 +34,24 @@ class GlobalRows:
     """Index of the request in the batch."""
     position: IntArray
     token: IntArray
+    start_rank: IntArray
+    """`u` of the request's block chains."""
 
     @classmethod
     def of(cls, plan: StepPlan) -> GlobalRows:
         """The rows of all requests, one request after another."""
         requests = plan.batch.requests
         counts = np.array([len(request.token_ids) for request in requests], dtype=np.int64)
+        cached = np.array([r.num_computed_tokens for r in requests], dtype=np.int64)
+        starts = np.array([request.start_rank for request in requests], dtype=np.int64)
+        first = np.cumsum(counts) - counts
+        tokens = chain.from_iterable(request.token_ids for request in requests)
+        total = int(counts.sum())
         return cls(
             np.repeat(np.arange(len(requests)), counts),
-            concatenate(
-                np.arange(len(r.token_ids), dtype=np.int64) + r.num_computed_tokens
-                for r in requests
-            ),
-            concatenate(np.asarray(request.token_ids, dtype=np.int64) for request in requests),
+            np.arange(total, dtype=np.int64) + np.repeat(cached - first, counts),
+            np.fromiter(tokens, np.int64, total),
+            np.repeat(starts, counts),
         )
 
 
@@ -109,8 +114,3 @@ def localize(plan: StepPlan, topology: Topology, global_rank: int) -> RankStep:
         token_ids=token_ids,
         positions=positions,
     )
-
-
-def concatenate(parts: Iterable[IntArray]) -> IntArray:
-    """`np.concatenate` that also accepts no parts."""
-    return np.concatenate([np.empty(0, dtype=np.int64), *parts])

@@ -56,6 +56,23 @@ class Ranges:
         return int(self.first[some].min()), int(self.end[some].max())
 
 
+@dataclass(frozen=True, slots=True)
+class LocalRange:
+    """Local indices [start, end) of one sequence on this rank, by its block table."""
+
+    block_table: IntArray
+    start: int
+    end: int
+    picked: IntArray | None = None
+    """Those that are meant, counted from `start`; None: all."""
+
+
+def sees(ranges: tuple[Ranges, ...]) -> npt.NDArray[np.bool_]:
+    """Per row: does it meet anything?"""
+    found: npt.NDArray[np.bool_] = np.logical_or.reduce([part.first < part.end for part in ranges])
+    return found
+
+
 def visible_ranges(rule: Visibility, positions: IntArray) -> tuple[Ranges, ...]:
     """The ranges of positions that rows see: the main one, then the first tokens where the rule has
     some.

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from heddle.attention.storage import KVStore, SlotWrite
 from heddle.kvcache.copies import BlockCopy
 from heddle.layout.kv import KVLayout
-from heddle.step.local_context import LocalRange
+from heddle.step.views import LocalRange
 
 BLOCK = 4
 

@@ -15,6 +15,8 @@ from heddle.config import (
     SchedulerConfig,
     SpeculativeConfig,
 )
+from heddle.config.model import LayerKind
+from heddle.config.visibility import Visibility
 from heddle.errors import ConfigError, TopologyError
 from heddle.layout.resolve import resolve
 from tests.support.layouts import degrees

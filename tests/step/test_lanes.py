@@ -17,7 +17,7 @@ def test_each_position_lies_in_its_lane_on_its_rank(
     ranks: int, per_place: int, run: int, length: int
 ) -> None:
     """Found the long way: positions of a lane, in order, among those of its rank, in order."""
-    lanes = MergeLanes(ranks * per_place, ranks)
+    lanes = MergeLanes(ranks * per_place, ranks, run)
     layout = lanes.layout(KVLayout(ranks, run, run))
     seen = 0
     for place in range(ranks):
@@ -25,7 +25,7 @@ def test_each_position_lies_in_its_lane_on_its_rank(
         for lane in lanes.held_by(place):
             mine = [t for t in range(length) if t // run % (ranks * per_place) == lane]
             assert layout.local_len(length, lane) == len(mine)
-            local = lanes.local_index(np.arange(len(mine)), lane, run)
+            local = lanes.local_index(np.arange(len(mine)), lane)
             assert [stored[index] for index in local] == mine
             seen += len(mine)
     assert seen == length
@@ -33,7 +33,7 @@ def test_each_position_lies_in_its_lane_on_its_rank(
 
 def test_a_group_without_lanes_keeps_its_start_rank() -> None:
     layout = KVLayout(4, 2, 4, start_rank=3)
-    assert MergeLanes(4, 4).layout(layout) is layout
+    assert MergeLanes(4, 4, 1).layout(layout) is layout
 
 
 @pytest.mark.parametrize(("lanes", "expected"), [(None, 2), (2, 2), (4, 4), (6, 6)])

@@ -39,7 +39,7 @@ def parts_of(context: str, lanes: int | None) -> list[tuple[list[int], list[int]
     builder = KeyContextBuilder(
         context,
         FULL,
-        None if lanes is None else MergeLanes(lanes, 2),
+        None if lanes is None else MergeLanes(lanes, 2, 1),
         1,
         lambda _: CachedSequence(TABLE, KVLayout(2, 1, 4), 7),
         {0: OwnRows(0, 1, np.array([9]))},

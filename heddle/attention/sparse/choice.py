@@ -34,7 +34,7 @@ from heddle.attention.sparse.selection import (
 from heddle.attention.storage import KVStore
 from heddle.comm.base import Communicator
 from heddle.layout.kv import KVLayout
-from heddle.step.local_context import LocalRange
+from heddle.step.views import LocalRange
 
 IntArray = npt.NDArray[np.int64]
 

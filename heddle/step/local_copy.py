@@ -1,0 +1,112 @@
+"""COPY rows of one cache group on one rank: the stored keys that each of them meets.
+
+A step may hold hundreds of decodes of one row each, so ranges are derived for all rows at once, and
+what is left to do for one row is cheap.
+
+Legend: `Y` lanes of a merge, one per rank unless lanes were asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from heddle.layout.rows import RowClass
+from heddle.step.lanes import MergeLanes
+from heddle.step.localize import BoolArray, RankStep
+from heddle.step.topology import Topology
+from heddle.step.views import LocalRange, Ranges, sees, visible_ranges
+
+
+@dataclass(frozen=True, slots=True)
+class StoredView:
+    """Stored keys of one sequence in one lane, and the part of them that each row meets."""
+
+    keys: LocalRange
+    ranges: Ranges
+    """Relative to the first of `keys`."""
+    lane: int = 0
+    """Place of the lane among those of this rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class CopyPart:
+    """COPY rows [start, end) of one request: they are written first and attend once."""
+
+    start: int
+    end: int
+    views: tuple[StoredView, ...]
+    """Disjoint; none where this rank stores nothing that the rows see."""
+
+
+class CopiedRows:
+    """The COPY rows of a step in the layers of one cache group.
+
+    Args:
+        step: this rank's rows.
+        topology: constants of the engine.
+        group: index of the cache group.
+    """
+
+    def __init__(self, step: RankStep, topology: Topology, group: int) -> None:
+        self._step = step
+        self._topology = topology
+        self._group = group
+        self._rows = step.plan.rows
+        self._lanes = MergeLanes.of(topology, group)
+        self._place = topology.group_position(group, step.global_rank)
+        self._ranges = self._lane_ranges()
+
+    def visible(self) -> BoolArray:
+        """`[Y, num_copy]`: does lane y hold a key that the row sees?"""
+        return np.array([sees(found) for found in self._ranges])
+
+    def parts(self) -> Iterator[CopyPart]:
+        """What the rows of each request meet on this rank."""
+        held = [
+            (number, lane, part, np.zeros_like(part.first), part.end - part.first)
+            for number, lane in enumerate(self._lanes.held_by(self._place))
+            for part in self._ranges[lane]
+        ]
+        for segment in self._rows.class_segments(self._step.pcp_rank, RowClass.COPY):
+            if segment.num_rows == 0:
+                continue
+            request = self._step.plan.batch.requests[segment.request]
+            rows = slice(segment.row, segment.row + segment.num_rows)
+            views = []
+            for number, lane, part, zeros, lengths in held:
+                if segment.num_rows == 1:  # its range is the hull
+                    start, end = int(part.first[rows.start]), int(part.end[rows.start])
+                    ranges = Ranges(zeros[rows], lengths[rows])
+                else:
+                    met = part[rows]
+                    start, end = met.hull()
+                    ranges = met.clipped(start, end)
+                if start < end:
+                    table = np.asarray(request.block_tables[self._group], dtype=np.int64)
+                    keys = self._lanes.keys(table, lane, start, end)
+                    views.append(StoredView(keys, ranges, number))
+            yield CopyPart(rows.start, rows.stop, tuple(views))
+
+    def _lane_ranges(self) -> list[tuple[Ranges, ...]]:
+        """Per lane, the stored keys that each COPY row meets there."""
+        copied = self._rows.gather[: self._rows.num_copy]
+        known = self._step.rows
+        wanted = visible_ranges(
+            self._topology.groups[self._group].visibility, known.position[copied]
+        )
+        starts = known.start_rank[copied]
+        distinct = np.unique(starts).tolist()
+        found = []
+        for lane in range(self._lanes.num_lanes):
+            ranges = tuple(Ranges(r.first.copy(), r.end.copy()) for r in wanted)
+            for start_rank in distinct:
+                layout = self._lanes.layout(self._topology.kv_layout(self._group, start_rank))
+                rows = starts == start_rank
+                for whole, local in zip(wanted, ranges, strict=True):
+                    local.first[rows] = layout.local_len(whole.first[rows], lane)
+                    local.end[rows] = layout.local_len(whole.end[rows], lane)
+            found.append(ranges)
+        return found
