@@ -20,20 +20,19 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
 from heddle.errors import KVCacheFull
 from heddle.kvcache.blocks import BlockPool
 from heddle.kvcache.chain import BlockChain
 from heddle.kvcache.copies import BlockCopy, CacheEdits
+from heddle.kvcache.finder import PrefixFinder
 from heddle.kvcache.group_cache import GroupCache
 from heddle.kvcache.groups import GroupSpec
 from heddle.kvcache.hits import GroupHit, NoHit, PrefixHit
-from heddle.kvcache.keys import CacheIdentity, root_key
+from heddle.kvcache.keys import CacheIdentity
 from heddle.kvcache.prefix import PrefixIndex
 from heddle.kvcache.reservations import Reservations
 from heddle.kvcache.rotation import least_loaded, num_start_ranks
-from heddle.kvcache.search import PrefixSearch
 from heddle.kvcache.sequence import SequenceBlocks
 from heddle.kvcache.state_cache import StateCache
 from heddle.layout.cache_need import longest_sequence
@@ -76,16 +75,18 @@ class KVCacheManager:
         self.max_step_rows = max_step_rows
         units = [spec.unit for spec in self.groups]
         self.state_unit = state_unit or (math.lcm(*units) if units else DEFAULT_STATE_UNIT)
-        self._identity = identity
-        self._caches = enable_prefix_caching
-        self._index = PrefixIndex()
-        self._pool = BlockPool(num_blocks, self._index)
+        self._is_caching = enable_prefix_caching
+        index = PrefixIndex()
+        self._pool = BlockPool(num_blocks, index)
         self._reservations = Reservations()
-        self._caches_of_groups = [
+        self._group_caches = [
             GroupCache(spec, self._pool, self._reservations, max_step_rows) for spec in self.groups
         ]
         self._states = StateCache(num_state_slots, states_per_sequence, self.state_unit)
         self._num_start_ranks = num_start_ranks(self.groups) if rotates else 1
+        self._finder = PrefixFinder(
+            self.groups, index, self._states, identity, self._num_start_ranks
+        )
         self._live: set[SequenceBlocks] = set()
         self._copies: list[BlockCopy] = []
         self._pinned: list[BlockCopy] = []
@@ -142,11 +143,7 @@ class KVCacheManager:
 
     def new_sequence(self, cache_salt: str | None = None) -> SequenceBlocks:
         """A sequence that owns nothing yet; salts do not see each other's content."""
-        blocks = SequenceBlocks(salt=cache_salt)
-        self._chains(blocks, blocks.start_rank)
-        if self.has_states:
-            blocks.states = self._states.new(self._root(f"states {self.state_unit}", cache_salt))
-        return blocks
+        return self._finder.new_sequence(cache_salt)
 
     # A start.
 
@@ -160,14 +157,9 @@ class KVCacheManager:
             tokens: all known tokens, at least one.
             excluded: the request needs every row computed (prompt logprobs).
         """
-        if excluded or not self._caches:
+        if excluded or not self._is_caching:
             return PrefixHit(unit=self.virtual_block_size, reason=NoHit.EXCLUDED)
-        hits = [self._search(rank, blocks, tokens).find() for rank in range(self._num_start_ranks)]
-        best = max(hits, key=lambda hit: hit.num_tokens)
-        if not best.num_copied:
-            return best
-        search = self._search(best.start_rank, blocks, tokens)
-        return replace(best, whole=search.find(whole_blocks=True))
+        return self._finder.find(blocks, tokens)
 
     def fitting(self, hit: PrefixHit, num_tokens: int) -> PrefixHit | None:
         """The part of a hit with which a sequence of `num_tokens` stored tokens fits now, or None.
@@ -185,7 +177,7 @@ class KVCacheManager:
         """Available blocks that a start would use up, promises included."""
         return sum(
             cache.start_cost(part, num_tokens)
-            for cache, part in zip(self._caches_of_groups, self._parts(hit), strict=True)
+            for cache, part in zip(self._group_caches, self._parts(hit), strict=True)
         )
 
     def start(self, blocks: SequenceBlocks, hit: PrefixHit, num_tokens: int) -> None:
@@ -199,7 +191,7 @@ class KVCacheManager:
             num_tokens: more than `hit.num_tokens`.
         """
         self._choose_start_rank(blocks, hit)
-        parts = list(zip(self._caches_of_groups, blocks.chains, self._parts(hit), strict=True))
+        parts = list(zip(self._group_caches, blocks.chains, self._parts(hit), strict=True))
         for cache, chain, part in parts:  # before any allocation, which may evict
             cache.share(chain, part, num_tokens)
         for cache, chain, _ in parts:
@@ -224,7 +216,7 @@ class KVCacheManager:
         Raises:
             KVCacheFull: too few blocks are available; nothing has changed.
         """
-        pairs = list(zip(self._caches_of_groups, blocks.chains, strict=True))
+        pairs = list(zip(self._group_caches, blocks.chains, strict=True))
         cost = sum(cache.growth_cost(chain, num_tokens) for cache, chain in pairs)
         if cost > self.num_available_blocks:
             raise KVCacheFull(
@@ -248,7 +240,7 @@ class KVCacheManager:
         """The step that did these copies has ended: their sources may be evicted again."""
         for copy in copies:
             self._pinned.remove(copy)
-            self._caches_of_groups[copy.group].unpin(copy.source_block)
+            self._group_caches[copy.group].unpin(copy.source_block)
 
     def commit(
         self,
@@ -269,13 +261,13 @@ class KVCacheManager:
             num_accepted: drafts of the step that were right: which of its states is the current.
         """
         num_left = len(tokens) - num_computed_tokens
-        for cache, chain in zip(self._caches_of_groups, blocks.chains, strict=True):
-            if self._caches:
+        for cache, chain in zip(self._group_caches, blocks.chains, strict=True):
+            if self._is_caching:
                 cache.register(chain, tokens, num_computed_tokens)
             cache.trim(chain, num_computed_tokens, num_left)
         if blocks.states is not None:
             blocks.states.advance(num_accepted)
-            if self._caches and num_computed_tokens % self.state_unit == 0:
+            if self._is_caching and num_computed_tokens % self.state_unit == 0:
                 self._states.snapshot(blocks.states, tokens, num_computed_tokens)
 
     # The end.
@@ -296,19 +288,19 @@ class KVCacheManager:
             num_computed_tokens: those whose KV is right.
             has_current_state: False: a step that was not accounted for has moved the state on.
         """
-        for cache, chain in zip(self._caches_of_groups, blocks.chains, strict=True):
-            if self._caches and chain.block_table:
+        for cache, chain in zip(self._group_caches, blocks.chains, strict=True):
+            if self._is_caching and chain.block_table:
                 cache.register(chain, tokens, num_computed_tokens)
                 cache.register_tail(chain, tokens, num_computed_tokens)
             cache.drop(chain)
         if blocks.states is not None:
-            keeps = self._caches and has_current_state
+            keeps = self._is_caching and has_current_state
             self._states.end(blocks.states, tokens, num_computed_tokens, keeps=keeps)
         self._live.discard(blocks)
 
     def quarantine(self, blocks: SequenceBlocks) -> None:
         """End a sequence not to be trusted: hashes go now, blocks are wiped once unowned."""
-        for cache, chain in zip(self._caches_of_groups, blocks.chains, strict=True):
+        for cache, chain in zip(self._group_caches, blocks.chains, strict=True):
             cache.quarantine(chain)
         if blocks.states is not None:
             self._states.distrust(blocks.states)
@@ -329,14 +321,14 @@ class KVCacheManager:
         self._pool.audit()
         owners, promised_blocks = Counter[int](), Counter[int]()
         num_promised = 0
-        for at, cache in enumerate(self._caches_of_groups):
+        for at, cache in enumerate(self._group_caches):
             for chain in [sequence.chains[at] for sequence in live if sequence.chains]:
                 owners.update(filter(None, chain.block_table))
                 promised_blocks.update(cache.held(chain))
                 num_promised += chain.num_reserved
         for copy in self._pinned:
             owners[copy.source_block] += 1
-            if self._caches_of_groups[copy.group].promises:
+            if self._group_caches[copy.group].promises:
                 promised_blocks[copy.source_block] += 1
                 num_promised += 1
         for block in range(self.num_usable_blocks + 1):
@@ -346,39 +338,13 @@ class KVCacheManager:
         self._reservations.audit(num_promised, promised_blocks)
         self._states.audit([sequence.states for sequence in live if sequence.states is not None])
 
-    def _root(self, place: str, salt: str | None) -> bytes:
-        return root_key(replace(self._identity, place=place), salt)
-
-    def _chains(self, blocks: SequenceBlocks, start_rank: int) -> list[BlockChain]:
-        """The chains that a sequence would have on a start rank."""
-        if start_rank not in blocks.candidates:
-            blocks.candidates[start_rank] = [
-                BlockChain(root=self._root(spec.describe(group, start_rank), blocks.salt))
-                for group, spec in enumerate(self.groups)
-            ]
-        return blocks.candidates[start_rank]
-
     def _choose_start_rank(self, blocks: SequenceBlocks, hit: PrefixHit) -> None:
         """A hit is inherited with its start rank; a new chain starts where least lies."""
         start_rank = hit.start_rank
         if self._num_start_ranks > 1 and not hit.num_tokens:
             start_rank = least_loaded(self.groups, self._live)
-        blocks.candidates = {start_rank: self._chains(blocks, start_rank)}
+        blocks.candidates = {start_rank: self._finder.chains(blocks, start_rank)}
         blocks.start_rank = start_rank
-
-    def _search(
-        self, start_rank: int, blocks: SequenceBlocks, tokens: Sequence[int]
-    ) -> PrefixSearch:
-        states = blocks.states
-        return PrefixSearch(
-            self.groups,
-            self._chains(blocks, start_rank),
-            self._index,
-            states=None if states is None else self._states.lookup(states, tokens),
-            state_unit=self.state_unit,
-            tokens=tokens,
-            start_rank=start_rank,
-        )
 
     def _parts(self, hit: PrefixHit) -> tuple[GroupHit, ...]:
         return hit.groups or (GroupHit(),) * len(self.groups)

@@ -30,7 +30,7 @@ class StateCache:
         assert not num_slots or num_slots > per_sequence, "one sequence must fit"
         self.is_used = num_slots > 0
         self.per_sequence = per_sequence
-        self._unit = unit
+        self.unit = unit
         self._pool = StatePool(num_slots)
         self._copies: list[tuple[int, int]] = []
 
@@ -45,7 +45,7 @@ class StateCache:
 
     def lookup(self, states: SequenceStates, tokens: Sequence[int]) -> StateLookup:
         """The snapshots of a prompt."""
-        return StateLookup(self._pool, states.chain, self._unit, tokens)
+        return StateLookup(self._pool, states.chain, self.unit, tokens)
 
     def start(self, states: SequenceStates, snapshot: int) -> None:
         """Give a sequence its slots and the state of a snapshot; 0: it starts from zeros."""
@@ -102,9 +102,9 @@ class StateCache:
         self._pool.audit([slot for states in sequences for slot in states.slots])
 
     def _prefix(self, states: SequenceStates, tokens: Sequence[int], end: int) -> Prefix:
-        states.chain.learn_keys(tokens, self._unit, end)
-        index = end // self._unit
-        return Prefix(states.chain.parent_key(index), block_tokens(tokens, index, self._unit, end))
+        states.chain.learn_keys(tokens, self.unit, end)
+        index = end // self.unit
+        return Prefix(states.chain.parent_key(index), block_tokens(tokens, index, self.unit, end))
 
     def _clear(self, states: SequenceStates) -> None:
         states.slots, states.has_state = [], False

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -49,7 +51,7 @@ def test_pieces_of_the_keys_join_to_attention_over_all(cuts: tuple[int, ...]) ->
     )
     ends = np.array([6, 2, 0])
     states: list[AttentionState] = []
-    for start, end in zip(cuts, cuts[1:], strict=False):
+    for start, end in pairwise(cuts):
         keys = key[start:end], value[start:end]
         seen = np.clip(ends, start, end) - start
         runs = [HeadRun(0, 0, 2)]

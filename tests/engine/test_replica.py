@@ -16,7 +16,7 @@ from heddle.engine.replica import Replica, choose_replica
 from heddle.errors import PlanMismatch
 from heddle.scheduler.request import Request
 from heddle.step.topology import Topology
-from tests.support.fake_executor import FakeExecutor, resolved_config, toy_greedy
+from tests.support.fake_executor import EOS, FakeExecutor, resolved_config, toy_greedy
 
 
 class Bench:
@@ -26,7 +26,7 @@ class Bench:
         resolved = resolved_config(**config)
         self.topology = Topology.from_resolved(resolved)
         self.replica = Replica(0, resolved, self.topology)
-        self.executor = FakeExecutor(resolved, is_poisoned=lambda tokens: 60 in tokens)
+        self.executor = FakeExecutor(resolved, is_poisoned=lambda tokens: tokens[0] == 60)
         self.number = 0
 
     def admit(self, id_: int, prompt: Sequence[int], count: int = 4, **params: Any) -> Request:
@@ -36,6 +36,7 @@ class Bench:
             params=SamplingParams(temperature=0.0, **params),
             max_output_tokens=count,
             kv_layout=self.replica.cache.layout,
+            eos_token_ids=(EOS,),
         )
         self.replica.admit(request, ())
         return request

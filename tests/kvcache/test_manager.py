@@ -395,14 +395,14 @@ def test_a_hybrid_hit_falls_back_to_where_the_window_survives():
     run_once(cache, tokens)
     end = start(cache, [*tokens[:16], 77])[0].block_tables[1]  # reads 13 .. 15 and more
     gone = end[7]  # positions 14 and 15
-    cache._index.drop(gone)
+    cache._pool._index.drop(gone)
     hit = lookup(cache, [*tokens, 99])
     # Positions 14, 15 are needed by every end from 15 to 18; 19 needs 16 .. 18.
     assert hit.num_tokens == 20
     shorter = lookup(cache, tokens[:18])
     assert shorter.num_tokens == 14
-    for block in [node for node in cache._index._nodes if node in end]:
-        cache._index.drop(block)
+    for block in [node for node in cache._pool._index._nodes if node in end]:
+        cache._pool._index.drop(block)
     assert lookup(cache, tokens[:18]).num_tokens < 14
 
 

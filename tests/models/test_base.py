@@ -41,7 +41,7 @@ def test_stages_tile_the_layers_and_have_one_first_and_one_last(num_stages: int,
         context(stage=(stage, num_stages), num_layers=num_layers) for stage in range(num_stages)
     ]
     held = [list(range(*stage.layer_range)) for stage in stages]
-    assert sum(held, []) == list(range(num_layers))
+    assert [layer for part in held for layer in part] == list(range(num_layers))
     assert [stage.is_first_stage for stage in stages] == [True] + [False] * (num_stages - 1)
     assert [stage.is_last_stage for stage in stages] == [False] * (num_stages - 1) + [True]
 

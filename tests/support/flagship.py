@@ -150,34 +150,39 @@ def workload(vocab_size: int) -> tuple[list[Prompt], list[Prompt]]:
     return first, second
 
 
-def resolve_case(path: Path, case: Case) -> ResolvedConfig:
-    """The engine configuration of a case."""
+def parallel_of(case: Case) -> ParallelConfig:
+    """Degrees and exchanges of a case."""
     tp, pcp, dcp = case.sizes
     interleave = case.block_size if case.interleave == "block" else int(case.interleave)
+    return ParallelConfig(
+        tensor_parallel_size=tp,
+        prefill_context_parallel_size=pcp,
+        decode_context_parallel_size=dcp,
+        kv_interleave_size=interleave,
+        dcp_comm_backend=case.exchange,  # type: ignore[arg-type]
+        cp_context_exchange=case.context,  # type: ignore[arg-type]
+        context_workspace_tokens=max(case.workspace, dcp * interleave),
+        pipeline_parallel_size=case.stages,
+        data_parallel_size=case.replicas,
+        decode_row_sharding=case.decodes,  # type: ignore[arg-type]
+        cp_start_rank_rotation=case.rotates,
+        enable_expert_parallel=case.has_experts,
+        cp_lanes=case.lanes,
+        dcp_q_replicate=case.replicates_queries,
+    )
+
+
+def resolve_case(path: Path, case: Case) -> ResolvedConfig:
+    """The engine configuration of a case."""
     model = load_model_config(path)
     if case.num_first:
         rule = LayerKind(visibility=Visibility("window", 9, case.num_first))
         model = dataclasses.replace(model, layer_kinds=(rule,) * model.num_layers)
-    groups = create_cache_groups(model, dcp, case.block_size)
+    groups = create_cache_groups(model, case.sizes[2], case.block_size)
     num_blocks = 1 + _pool_blocks(case, groups)
     config = EngineConfig(
         model=str(path),
-        parallel=ParallelConfig(
-            tensor_parallel_size=tp,
-            prefill_context_parallel_size=pcp,
-            decode_context_parallel_size=dcp,
-            kv_interleave_size=interleave,
-            dcp_comm_backend=case.exchange,  # type: ignore[arg-type]
-            cp_context_exchange=case.context,  # type: ignore[arg-type]
-            context_workspace_tokens=max(case.workspace, dcp * interleave),
-            pipeline_parallel_size=case.stages,
-            data_parallel_size=case.replicas,
-            decode_row_sharding=case.decodes,  # type: ignore[arg-type]
-            cp_start_rank_rotation=case.rotates,
-            enable_expert_parallel=case.has_experts,
-            cp_lanes=case.lanes,
-            dcp_q_replicate=case.replicates_queries,
-        ),
+        parallel=parallel_of(case),
         cache=CacheConfig(
             block_size=case.block_size,
             num_blocks_override=num_blocks,
@@ -321,6 +326,16 @@ def rounding_error(golden: dict[Prompt, GoldenAnswer], exact: dict[Prompt, Golde
     return worst
 
 
+def row_error(golden: dict[Prompt, GoldenAnswer], exact: dict[Prompt, GoldenAnswer]) -> float:
+    """The same for cached rows of the prompts, as a share of the largest element of a layer."""
+    return max(
+        float((rows[: len(prompt)].double() - exact[prompt].kv[layer][: len(prompt)]).abs().max())
+        / max(1.0, float(rows.abs().max()))
+        for prompt, answer in golden.items()
+        for layer, rows in answer.kv.items()
+    )
+
+
 def near_tie_share(golden: dict[Prompt, GoldenAnswer], tolerance: float) -> float:
     """Share of golden's steps whose two best tokens are too close to tell apart."""
     rows = torch.cat([answer.logits for answer in golden.values()])
@@ -341,17 +356,28 @@ class Report:
     num_audited_rows: int = 0
     worst_difference: float = 0.0
     tolerance: float = 0.0
-    slack: float = 1.0
-    """How much wider that is than one rounding of the largest logit."""
+    row_tolerance: float = 1e-5
 
 
 def run_case(
-    path: Path, golden: dict[Prompt, GoldenAnswer], case: Case, tolerance: float
+    path: Path,
+    golden: dict[Prompt, GoldenAnswer],
+    case: Case,
+    tolerance: float,
+    row_tolerance: float = 1e-5,
 ) -> Report:
-    """Run the workload and compare every step's logits, tokens and, on threads, cached rows."""
+    """Run the workload and compare every step's logits, tokens and, on threads, cached rows.
+
+    Args:
+        path: checkpoint.
+        golden: of this checkpoint.
+        case: what runs.
+        tolerance: largest difference of logits.
+        row_tolerance: largest difference of cached rows, as a share of a layer's largest element.
+    """
     resolved = resolve_case(path, case)
     first, second = workload(resolved.model.vocab_size)
-    report = Report(tolerance=tolerance, slack=tolerance / tolerance_of(golden, case.dtype))
+    report = Report(tolerance=tolerance, row_tolerance=row_tolerance)
     with open_driver(resolved) as driver:
         for wave in (first, second):
             auditor = Auditor(driver, resolved, golden, wave, report)
@@ -489,7 +515,7 @@ class Auditor:
                 worker.store.layer(layer)[slots],
                 expected,
                 rtol=0,
-                atol=1e-5 * scale * self.report.slack,
+                atol=self.report.row_tolerance * scale,
                 equal_nan=False,
             )
             self.report.num_audited_rows += len(slots)

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.models.bamba import BambaConfig
 from transformers.models.deepseek_v2 import DeepseekV2Config
 from transformers.models.deepseek_v3 import DeepseekV3Config
@@ -231,6 +232,13 @@ _CONFIGS: dict[str, Callable[[], Any]] = {
     ),
 }
 TINY_NAMES = tuple(_CONFIGS)
+
+
+def tiny_config(name: str) -> PreTrainedConfig:
+    """The configuration of a tiny model, as transformers writes it."""
+    config: PreTrainedConfig = _CONFIGS[name]()
+    config.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type]]
+    return config
 
 
 def tiny_model(name: str, seed: int = 0) -> PreTrainedModel:
