@@ -65,6 +65,11 @@ class GoldenModels:
         tolerance = max(tolerance, tolerance_of(golden, case.dtype))
         return run_case(self.path(name), golden, case, tolerance, row_tolerance)
 
+    def rounding(self, name: str) -> float:
+        """How far float32 logits of a recurrent model may lie apart; 0 for others."""
+        self.path(name)
+        return self._tolerances[name][0] if name in RECURRENT else 0.0
+
     def golden(
         self, name: str, dtype: str = "float32", num_first: int = 0
     ) -> dict[Prompt, GoldenAnswer]:

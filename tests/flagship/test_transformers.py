@@ -35,20 +35,47 @@ def run_alone(driver: Driver, prompt: tuple[int, ...]) -> tuple[RequestOutput, i
     return outputs[-1], steps
 
 
-def check(model: torch.nn.Module, prompt: tuple[int, ...], output: RequestOutput) -> None:
-    """Logits of every generated position equal those of one pass over all tokens."""
+def check(
+    model: torch.nn.Module,
+    prompt: tuple[int, ...],
+    output: RequestOutput,
+    rounding: float = 0.0,
+) -> None:
+    """Logits of every generated position equal those of one pass over all tokens.
+
+    `rounding` is what one rank itself is known to differ from float64, twice.
+    """
     tokens = output.outputs[0].token_ids
     with torch.inference_mode():
         whole = model(torch.tensor([prompt + tokens])).logits[0]
     expected = whole[len(prompt) - 1 : -1]
     found = logits_of(output, "float32")
     assert found.shape == expected.shape == (NUM_TOKENS, whole.shape[-1])
-    assert float((found - expected).abs().max()) <= tolerance(expected)
+    assert float((found - expected).abs().max()) <= max(tolerance(expected), rounding)
 
 
 @pytest.mark.parametrize(
     "name",
-    ["llama-9-3", "qwen2", "qwen3", "mistral", "deepseek-v2", "deepseek-v2-lora", "deepseek-v3"],
+    [
+        "llama-9-3",
+        "qwen2",
+        "qwen3",
+        "mistral",
+        "deepseek-v2",
+        "deepseek-v2-lora",
+        "deepseek-v3",
+        "deepseek-v32",
+        "mistral-window",
+        "gemma2",
+        "gemma3",
+        "gpt-oss",
+        "llama4",
+        "mixtral",
+        "qwen3-moe",
+        "qwen3-next",
+        "bamba",
+        "minimax",
+    ],
 )
 def test_a_tiny_model_in_chunks(models: GoldenModels, name: str) -> None:
     path = models.path(name)
@@ -56,7 +83,8 @@ def test_a_tiny_model_in_chunks(models: GoldenModels, name: str) -> None:
     with open_driver(resolve_case(path, Case(executor="inline", chunk=16))) as driver:
         output, steps = run_alone(driver, prompt)
     assert steps == 4 + NUM_TOKENS - 1
-    check(tiny_model(name, seed=int(path.name.rsplit("-", 1)[1])), prompt, output)
+    model = tiny_model(name, seed=int(path.name.rsplit("-", 1)[1]))
+    check(model, prompt, output, models.rounding(name))
 
 
 def test_the_demo_model_in_chunks() -> None:

@@ -39,6 +39,7 @@ from heddle.layout.resolve import resolve
 from heddle.models.config_json import load_model_config
 from heddle.runner.worker import RankWorker
 from heddle.scheduler.request import Request
+from heddle.scheduler.scheduler import Scheduler
 
 NUM_TOKENS = 7
 PRICES = {
@@ -433,6 +434,7 @@ class Auditor:
         self.golden = golden
         self.prompts = prompts
         self.report = report
+        self.has_drafts = resolved.speculative is not None
         self.before: list[torch.Tensor | None] = []
 
     def before_step(self) -> None:
@@ -459,10 +461,14 @@ class Auditor:
         for rank, worker in enumerate(self.workers):
             self.check_rank(rank, worker, sequences)
 
+    def scheduler(self, rank: int) -> Scheduler:
+        """That of a rank's replica."""
+        per_replica = len(self.workers) // self.parallel.data_parallel_size
+        return self.driver.replicas[rank // per_replica].scheduler
+
     def running(self, rank: int) -> list[Request]:
         """Sequences that hold blocks on a rank."""
-        per_replica = len(self.workers) // self.parallel.data_parallel_size
-        return list(self.driver.replicas[rank // per_replica].scheduler._queues.running)
+        return list(self.scheduler(rank)._queues.running)
 
     def check_rank(self, rank: int, worker: RankWorker, sequences: dict[int, int]) -> None:
         heads = worker.topology.heads
@@ -471,6 +477,13 @@ class Auditor:
         for request in self.running(rank):
             if request.request_id not in sequences:
                 continue
+            is_under_way = request in self.scheduler(rank)._flight
+            if is_under_way or self.has_drafts:
+                # Rows of the next step, or of drafts that were not accepted, lie beyond its length.
+                held = {block for table in request.block_tables for block in table if block}
+                owned |= {b * self.block_size + i for b in held for i in range(self.block_size)}
+            if is_under_way:
+                continue  # its next step may be at work here, or still has a prefix to copy
             answer = self.golden[self.prompts[sequences[request.request_id]]]
             for group, table in enumerate(request.block_tables):
                 owned |= self.check_rows(worker, rank, request, group, table, answer, kv)
@@ -494,7 +507,7 @@ class Auditor:
         answer: GoldenAnswer,
         kv: slice,
     ) -> set[int]:
-        """Rows of one sequence in one cache group equal golden's; its slots on this rank."""
+        """Rows of one sequence in one cache group equal golden's; their slots on this rank."""
         start, length = request.blocks.start_rank, request.num_computed_tokens
         ranks, run = self.sharing[group], self.parallel.kv_interleave_size
         place = self.place_of(rank) if ranks > 1 else 0
@@ -519,9 +532,7 @@ class Auditor:
                 equal_nan=False,
             )
             self.report.num_audited_rows += len(slots)
-        # Drafts that were not accepted lie beyond the length, in blocks of the sequence.
-        held = (block for block in table if block)
-        return {block * self.block_size + i for block in held for i in range(self.block_size)}
+        return set(slots)
 
     def is_free(self, rank: int, slot: int) -> bool:
         """Blocks that were given back within this step may have been written in it."""
