@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from heddle.cli.flags import add_engine_flags, add_layout_flags, command_parser, engine_arguments
-from heddle.cli.layout_object import layout_object
+from heddle.cli.layout_object import degrees_text, layout_object
 from heddle.cli.output import Output
 from heddle.cli.parser import CommandParser
 from heddle.cli.values import integer, number, size
@@ -192,5 +192,5 @@ def _summary(document: dict[str, Any]) -> str:
     return (
         f"{usage['prompt_tokens']} + {usage['completion_tokens']} tokens "
         f"({document['finish_reason']}), load {timing['load_s']:.1f} s{rates}; "
-        f"tp {layout['tp']} pcp {layout['pcp']} dcp {layout['dcp']} ({layout['executor']})"
+        f"{degrees_text(layout)} ({layout['executor']})"
     )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from heddle.config import ParallelConfig
 
 
@@ -27,3 +30,15 @@ def layout_object(
         "executor": executor,
         "world_size": parallel.world_size,
     }
+
+
+def degrees_text(layout: Mapping[str, Any]) -> str:
+    """The degrees of a layout in words; axes outside the plane only where they add ranks.
+
+    Example:
+        >>> degrees_text({"tp": 1, "pcp": 2, "dcp": 2, "pp": 3, "dp": 1})
+        'tp 1 pcp 2 dcp 2 pp 3'
+    """
+    plane = " ".join(f"{axis} {layout[axis]}" for axis in ("tp", "pcp", "dcp"))
+    outer = (f" {axis} {layout[axis]}" for axis in ("pp", "dp") if layout[axis] > 1)
+    return plane + "".join(outer)

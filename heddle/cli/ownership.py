@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from heddle.cli.layout_object import layout_object
+from heddle.cli.layout_object import degrees_text, layout_object
 from heddle.cli.output import Cell, Table
 from heddle.config import ParallelConfig
 from heddle.layout.heads import HeadLayout
@@ -165,17 +165,12 @@ def ranks_table(document: dict[str, Any]) -> Table:
     head_columns = ["queries", "kv heads"] if document["heads"] else []
     layout = document["layout"]
     return Table(
-        title=f"tp {layout['tp']} pcp {layout['pcp']} dcp {layout['dcp']}{_outer(layout)}: "
+        title=f"{degrees_text(layout)}: "
         f"{document['world_size']} ranks, a virtual block is "
         f"{document['kv']['virtual_block_size']} tokens",
         columns=["rank", *document["groups"], *head_columns, "prompt:[rows) if cut"],
         rows=rows,
     )
-
-
-def _outer(layout: dict[str, Any]) -> str:
-    """Axes outside the plane, where they add ranks."""
-    return "".join(f" {axis} {layout[axis]}" for axis in ("pp", "dp") if layout[axis] > 1)
 
 
 def _places(groups: list[list[int]]) -> dict[int, str]:

@@ -24,7 +24,7 @@ from heddle.step.exchanges import ExchangeSizes, describe, new_rows_gather
 from heddle.step.experts import expert_calls
 from heddle.step.plan import StepPlan, plan
 from heddle.step.recurrent import recurrent_collectives
-from heddle.step.sparse import return_exchange, sparse_calls
+from heddle.step.sparse import sparse_calls
 from heddle.step.topology import Topology
 from heddle.step.traffic import Collective, cost_of
 
@@ -122,22 +122,14 @@ def _group(found: StepPlan, topology: Topology, group: int) -> dict[str, Any]:
             classes[-1] |= _cost(sent, topology)
     if topology.model.sparse is not None:
         calls = list(sparse_calls(found, topology, sizes))
-        classes = [_sparse_class(row, found, topology) for row in classes]
+        # What one class costs is not told apart.
+        classes = [{**row, "calls": None, "bytes": None} for row in classes]
     return {
         "group": group,
         "new_rows": {"way": part.new_rows, **_cost(new_rows, topology)},
         "classes": classes,
         **_cost(calls, topology),
     }
-
-
-def _sparse_class(row: dict[str, Any], found: StepPlan, topology: Topology) -> dict[str, Any]:
-    """Sparse layers send queries, whatever the class; what a class costs is not told apart."""
-    is_sharded = topology.mesh.dcp_size > 1
-    is_copy = row["row_class"] == RowClass.COPY.value
-    returns = return_exchange(found, topology, is_copy=is_copy) if is_sharded else "none"
-    context = "gather_q" if is_sharded else "local"
-    return {**row, "context": context, "returns": returns, "calls": None, "bytes": None}
 
 
 def _recurrent(found: StepPlan, topology: Topology) -> dict[str, int] | None:

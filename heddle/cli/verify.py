@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from heddle.cli.flags import add_engine_flags, add_layout_flags, command_parser, engine_arguments
+from heddle.cli.layout_object import degrees_text
 from heddle.cli.output import Output, Table
 from heddle.cli.parser import CommandParser
 from heddle.cli.values import integer, size
@@ -15,10 +16,10 @@ from heddle.config import EngineConfig
 from heddle.errors import ConfigError
 
 SUMMARY = "compare layouts with one rank: same tokens, same logits"
+DEGREES = ("tp", "pcp", "dcp")
+OUTER_DEGREES = ("pp", "dp")
+"""Shown only where they add ranks."""
 COLUMNS = (
-    "tp",
-    "pcp",
-    "dcp",
     "interleave",
     "exchange",
     "context_exchange",
@@ -62,6 +63,7 @@ def create_parser(environment: Mapping[str, str], output: Output) -> CommandPars
 def run(arguments: argparse.Namespace, output: Output) -> int:
     """Certify and print; exit 1 when a layout differs."""
     from heddle.engine.args import engine_config
+    from heddle.layout.resolve import MAX_DEGREE
     from heddle.models.config_json import load_model_config
     from heddle.models.sources import resolve_model_path
     from heddle.verify.trials import create_trials, is_explicit
@@ -69,8 +71,12 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     config = engine_config(arguments.model, **engine_arguments(arguments))
     if arguments.world is not None and is_explicit(config.parallel):
         raise ConfigError("--world and a layout are both given; --world sweeps tp, pcp and dcp")
-    if arguments.world is not None and arguments.world < 1:
-        raise ConfigError(f"--world {arguments.world} is not legal; a world has at least 1 rank")
+    if arguments.world is not None and not 1 <= arguments.world <= MAX_DEGREE:
+        nearest = 1 if arguments.world < 1 else MAX_DEGREE
+        raise ConfigError(
+            f"--world {arguments.world} is not legal; a world has at least 1 rank and at most "
+            f"{MAX_DEGREE} (nearest: {nearest})"
+        )
     if arguments.max_tokens < 1:
         raise ConfigError("--max-tokens 0 is not legal; at least 1 token is compared (nearest: 1)")
     path = resolve_model_path(config.model)
@@ -113,11 +119,13 @@ def _executor(config: EngineConfig, *, sweeps: bool) -> Any:
 
 def _table(document: dict[str, Any]) -> Table:
     lengths = ", ".join(map(str, document["prompt_lens"]))
+    outer = [axis for axis in OUTER_DEGREES if any(row[axis] > 1 for row in document["layouts"])]
+    columns = (*DEGREES, *outer, *COLUMNS)
     return Table(
         title=f"{document['dtype']}, {document['num_tokens']} tokens after prompts of {lengths}; "
         f"tolerance {document['tolerance']:.1e}",
-        columns=COLUMNS,
-        rows=[[_cell(layout[column]) for column in COLUMNS] for layout in document["layouts"]],
+        columns=columns,
+        rows=[[_cell(layout[column]) for column in columns] for layout in document["layouts"]],
     )
 
 
@@ -138,5 +146,5 @@ def _verdict(document: dict[str, Any]) -> str:
             f"prompt {place['prompt']} step {place['step']}: token {place['token_id']}, "
             f"golden {place['golden_token_id']}"
         )
-    degrees = f"tp {first['tp']} pcp {first['pcp']} dcp {first['dcp']}"
-    return f"failed: {len(wrong)} of {len(document['layouts'])} layouts; first {degrees}: {detail}"
+    count = f"{len(wrong)} of {len(document['layouts'])} layouts"
+    return f"failed: {count}; first {degrees_text(first)}: {detail}"

@@ -8,6 +8,7 @@
                         pass_q      queries travel round the group, partials return
                         gather_kv   shards visit the queries, piece by piece
                         ring_kv     shards travel round the group
+                        chosen      sparse layers: queries visit the keys that were chosen
 
 Legend: `m` rows that one PCP rank hands to another.
 """

@@ -141,7 +141,7 @@ def describe(plan: ClassPlan, num_rows: int, sizes: ExchangeSizes) -> Iterator[C
         num_rows: `n`, pads included.
         sizes: of this rank.
     """
-    if num_rows == 0 or plan.context in ("none", "local"):
+    if num_rows == 0 or plan.context in ("none", "local", "chosen"):
         return
     is_copy = plan.row_class is RowClass.COPY
     if plan.context == "gather_q":

@@ -105,6 +105,8 @@ class _GroupPlanner:
         return replace(best, reason=reason)
 
     def _distributed(self, row_class: RowClass) -> ClassPlan:
+        if self.topology.model.sparse is not None:
+            return self._chosen_keys(row_class)
         spans = list(self._spans(row_class))
         if not spans:
             return ClassPlan(row_class=row_class)
@@ -128,6 +130,18 @@ class _GroupPlanner:
         counts = {i: len(request.token_ids) for i, request in enumerate(self.batch.requests)}
         work = ContextWork.of(spans, counts, self.topology.mesh.pcp_size)
         return self._chosen(plans, end - start, why if len(plans) == 1 else "", work)
+
+    def _chosen_keys(self, row_class: RowClass) -> ClassPlan:
+        """Sparse layers: rows meet chosen keys, new or cached, so all distributed rows go alike."""
+        start, end = self.rows.class_rows(row_class)
+        if start == end or not self.is_sharded:
+            return ClassPlan(row_class=row_class, context="none" if start == end else "chosen")
+        returns, why = self._returns(is_copy=False)
+        plans = [
+            ClassPlan(row_class=row_class, context="gather_q", returns=way) for way in returns
+        ]
+        best = self._chosen(plans, self.rows.num_distributed, why)
+        return replace(best, context="chosen")
 
     def _contexts(self) -> tuple[str, ...]:
         """The ways to meet cached context that may be chosen from."""

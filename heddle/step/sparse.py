@@ -44,7 +44,7 @@ def sparse_calls(plan: StepPlan, topology: Topology, sizes: ExchangeSizes) -> It
         if num_rows > 0:
             yield from query_gather(num_rows, sizes, is_copy=is_copy)
             yield from _choice(plan, topology, sizes, num_rows, is_copy=is_copy)
-            returns = return_exchange(plan, topology, is_copy=is_copy)
+            returns = return_exchange(plan, is_copy=is_copy)
             yield from partials_return(returns, num_rows, sizes, is_copy=is_copy)
 
 
@@ -92,13 +92,13 @@ def longest_context(plan: StepPlan, *, is_copy: bool) -> int:
     )
 
 
-def return_exchange(plan: StepPlan, topology: Topology, *, is_copy: bool) -> str:
+def return_exchange(plan: StepPlan, *, is_copy: bool) -> str:
     """How the partials of a class return."""
+    classes = plan.groups[SPARSE_GROUP].classes
     if is_copy:
-        return plan.groups[SPARSE_GROUP].classes[RowClass.COPY].returns
-    if topology.return_exchange in ("auto", "a2a_fine"):
-        return "ag_rs"
-    return topology.return_exchange
+        return classes[RowClass.COPY].returns
+    split, whole = classes[RowClass.SPLIT], classes[RowClass.WHOLE]
+    return split.returns if split.context == "chosen" else whole.returns
 
 
 def index_group(num_replicas: int, slice_size: int) -> GroupKind | None:

@@ -48,7 +48,7 @@ def _classes(step: RankStep, resources: AttentionResources) -> Iterator[SparseCl
             placement=resources.placement(step, num_rows, is_copy=is_copy),
             width=list_width(sparse, topology.kv_layout(SPARSE_GROUP), longest),
             top_k=sparse.top_k,
-            exchange=resources.exchange(return_exchange(plan, topology, is_copy=is_copy)),
+            exchange=resources.exchange(return_exchange(plan, is_copy=is_copy)),
             index_group=None if is_copy else index_group(mesh.num_replicas, mesh.slice_size),
         )
 
