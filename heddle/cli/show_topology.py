@@ -132,9 +132,11 @@ def create_topology(
     config = EngineConfig(
         model="",
         parallel=parallel,
-        # Two blocks, whatever the windows: nothing is stored.
+        # A block of each group, whatever the windows: nothing is stored.
         cache=CacheConfig(
-            block_size=block_size, kv_cache_dtype=kv_cache_dtype, num_blocks_override=2
+            block_size=block_size,
+            kv_cache_dtype=kv_cache_dtype,
+            num_blocks_override=1 + model.num_layers,
         ),
         dtype=dtype,
         link_costs=costs,

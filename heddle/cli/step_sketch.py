@@ -110,7 +110,7 @@ def _group(found: StepPlan, topology: Topology, group: int) -> dict[str, Any]:
     """Exchanges of one cache group, class by class, and what its layers send in all."""
     sizes, part, rows = ExchangeSizes.of(topology, tp_rank=0), found.groups[group], found.rows
     new_rows = list(new_rows_gather(part.new_rows, rows.num_distributed, sizes, part.halo_rows))
-    classes = []
+    classes: list[dict[str, Any]] = []
     calls = list(new_rows)
     for row_class, choice in part.classes.items():
         start, end = rows.class_rows(row_class)

@@ -76,6 +76,13 @@ class EngineConfig:
                     f"{name}={seconds:g} is not legal; it is above 0 and at most "
                     f"{MAX_TIMEOUT_SECONDS} seconds (nearest: {nearest})"
                 )
+        for name, kind in (("speculative", SpeculativeConfig), ("link_costs", LinkCosts)):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, kind):
+                raise ConfigError(
+                    f"{name}={value!r} is not legal; it is a {kind.__name__}, or None (nearest: "
+                    "None)"
+                )
         if self.num_threads is not None and self.num_threads > MAX_THREADS:
             raise ConfigError(
                 f"num_threads={self.num_threads} is not legal; it is at most {MAX_THREADS} "

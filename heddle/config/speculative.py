@@ -10,6 +10,9 @@ from typing import Literal
 
 from heddle.errors import ConfigError
 
+MAX_LOOKUP = 64
+"""A table keeps every run of every length, so each length costs memory and time per token."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculativeConfig:
@@ -24,7 +27,7 @@ class SpeculativeConfig:
     num_speculative_tokens: int = 4
     """`d`: most drafts of a sequence in one step, at least 1."""
     prompt_lookup_max: int = 4
-    """Longest run of last tokens that is looked up."""
+    """Longest run of last tokens that is looked up, at most `MAX_LOOKUP`."""
     prompt_lookup_min: int = 2
     """Shortest run, at least 1."""
 
@@ -37,6 +40,11 @@ class SpeculativeConfig:
                 raise ConfigError(
                     f"{name}={value!r} is not legal; it is a whole number, at least 1 (nearest: 1)"
                 )
+        if self.prompt_lookup_max > MAX_LOOKUP:
+            raise ConfigError(
+                f"prompt_lookup_max={self.prompt_lookup_max} is not legal; every length of run is "
+                f"kept for every token, so it is at most {MAX_LOOKUP} (nearest: {MAX_LOOKUP})"
+            )
         if self.prompt_lookup_min > self.prompt_lookup_max:
             raise ConfigError(
                 f"prompt_lookup_min={self.prompt_lookup_min} is not legal; it is at most "

@@ -24,7 +24,7 @@ from heddle.config.engine import ResolvedConfig
 from heddle.config.sampling import SamplingParams
 from heddle.engine.answer import Answer, create_assembler
 from heddle.engine.counters import Counters
-from heddle.engine.executors.base import Executor
+from heddle.engine.executors.base import Executor, Submission
 from heddle.engine.inputs import PromptInput, bad_word_ids, check_params, prompt_ids
 from heddle.engine.lockstep import moves_in_lockstep
 from heddle.engine.outputs import RequestMetrics, RequestOutput
@@ -35,7 +35,7 @@ from heddle.errors import RankFailed, RequestError
 from heddle.runner.draw import request_seed
 from heddle.scheduler.batch import ScheduledPart
 from heddle.scheduler.request import Request
-from heddle.step.batch import GlobalBatch, SampledToken
+from heddle.step.batch import SampledToken
 from heddle.step.topology import Topology
 
 
@@ -191,7 +191,7 @@ class Driver:
             self._executor.submit(steps)
             self._num_rounds += 1
 
-    def _begin_round(self) -> dict[int, tuple[GlobalBatch, int]]:
+    def _begin_round(self) -> dict[int, Submission]:
         """At most one step of each replica; none if nothing can run."""
         number = self._num_rounds
         ready = [r for r in self.replicas if r.num_under_way < self._num_stages]

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from heddle.config.engine import ResolvedConfig
+from heddle.engine.executors.base import Submission
 from heddle.kvcache.groups import create_group_specs
 from heddle.kvcache.keys import CacheIdentity
 from heddle.kvcache.manager import KVCacheManager
@@ -23,7 +24,7 @@ from heddle.scheduler.drafts import Drafter
 from heddle.scheduler.request import FinishReason, Request
 from heddle.scheduler.scheduler import Scheduler
 from heddle.step.agree import check_coverage
-from heddle.step.batch import GlobalBatch, RankReply, SampledToken
+from heddle.step.batch import RankReply, SampledToken
 from heddle.step.build import BadWordIds, build_batch
 from heddle.step.plan import StepPlan, plan
 from heddle.step.topology import Topology
@@ -99,18 +100,16 @@ class Replica:
         if self._drafter is not None:
             self._drafter.forget(sequence.request_id)
 
-    def begin_step(self, number: int) -> tuple[GlobalBatch, int] | None:
+    def begin_step(self, number: int) -> Submission | None:
         """Choose the next step; None if nothing can run now.
 
         Args:
             number: of the step within the epoch.
-        Returns:
-            The batch and the digest of its plan, for `Executor.submit`.
         """
         scheduled = self.scheduler.schedule()
         return None if scheduled is None else self._begin(scheduled, number)
 
-    def begin_empty_step(self, number: int) -> tuple[GlobalBatch, int]:
+    def begin_empty_step(self, number: int) -> Submission:
         """A step without rows, for the sake of the other replicas."""
         return self._begin(ScheduledBatch(parts=()), number)
 
@@ -146,7 +145,7 @@ class Replica:
         if self._drafter is not None:
             self._drafter.propose_drafts(part.request for part in scheduled.parts)
 
-    def _begin(self, scheduled: ScheduledBatch, number: int) -> tuple[GlobalBatch, int]:
+    def _begin(self, scheduled: ScheduledBatch, number: int) -> Submission:
         batch = build_batch(
             scheduled, self._topology, epoch=0, step=number, bad_words=self._bad_words
         )

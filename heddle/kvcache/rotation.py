@@ -18,7 +18,9 @@ from heddle.layout.kv import KVLayout
 
 def num_start_ranks(specs: Sequence[GroupSpec]) -> int:
     """`N`: start ranks to choose from; 1 where no group is shared out."""
-    return max((spec.layout.world_size for spec in specs), default=1)
+    sizes = {spec.layout.world_size for spec in specs} - {1}
+    assert len(sizes) <= 1, "groups that are shared out are shared by the same ranks"
+    return max(sizes, default=1)
 
 
 def least_loaded(specs: Sequence[GroupSpec], live: Iterable[SequenceBlocks]) -> int:

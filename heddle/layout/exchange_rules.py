@@ -17,6 +17,8 @@ _RETURNS = "dcp_comm_backend"
 _CONTEXT = "cp_context_exchange"
 _REPLICATE = "dcp_q_replicate"
 _LANES = "cp_lanes"
+MAX_LANES = 1024
+"""Each lane is attended by itself, so that more would only cost time and memory."""
 _ROTATION = "cp_start_rank_rotation"
 _NAMES: dict[str, tuple[str, ...]] = {
     _RETURNS: get_args(CommBackend),
@@ -163,7 +165,16 @@ PASSED_REPLICA = Rule(
 
 def _lane_count_problems(choice: LayoutChoice) -> Iterator[Problem]:
     dcp, lanes = choice.parallel.decode_context_parallel_size, choice.parallel.cp_lanes
-    if lanes is not None and is_count(dcp, lanes) and lanes % dcp:
+    if lanes is None or not is_count(dcp, lanes):
+        return
+    if lanes > MAX_LANES:
+        yield Problem(
+            f"{_LANES}={lanes} is not legal; each lane is attended by itself, so there are at "
+            f"most {MAX_LANES}",
+            _LANES,
+            _near_lanes(MAX_LANES, dcp),
+        )
+    elif lanes % dcp:
         yield Problem(
             f"{_LANES}={lanes} is not legal with {_DCP}={dcp}; DCP must divide the lanes",
             _LANES,
@@ -173,7 +184,7 @@ def _lane_count_problems(choice: LayoutChoice) -> Iterator[Problem]:
 
 def _near_lanes(lanes: int, dcp: int) -> list[int]:
     below = lanes // dcp * dcp
-    return nearest_sizes(lanes, [size for size in (below, below + dcp) if size > 0])
+    return nearest_sizes(lanes, [size for size in (below, below + dcp) if 0 < size <= MAX_LANES])
 
 
 def _mend_lane_count(choice: LayoutChoice) -> Iterator[LayoutChoice]:
@@ -181,16 +192,16 @@ def _mend_lane_count(choice: LayoutChoice) -> Iterator[LayoutChoice]:
     lanes = choice.parallel.cp_lanes
     if lanes is None or not is_count(dcp, lanes):
         return
-    yield from moved(choice, _LANES, _near_lanes(lanes, dcp))
-    if is_count(tp, pcp):
+    yield from moved(choice, _LANES, _near_lanes(min(lanes, MAX_LANES), dcp))
+    if is_count(tp, pcp) and lanes <= MAX_LANES:
         fitting = [size for size in legal_dcp_sizes(tp, pcp) if size in divisors(lanes)]
         yield from moved(choice, _DCP, nearest_sizes(dcp, fitting))
 
 
 LANE_COUNT = Rule(
     name="lanes",
-    demand="DCP divides the number of canonical lanes",
-    why="a lane lies on one rank, and every rank holds equally many",
+    demand=f"DCP divides the number of canonical lanes, at most {MAX_LANES} of them",
+    why="a lane lies on one rank, every rank holds equally many, and each is attended by itself",
     problems=_lane_count_problems,
     mend=_mend_lane_count,
     example=LayoutChoice(

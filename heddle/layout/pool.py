@@ -37,8 +37,6 @@ _MEMORY_SHARE = 4
 """The pool takes one part in four of the free memory; pages are committed only when written."""
 MAX_BLOCKS = 1 << 24
 """More than 200 million tokens at the default block size."""
-_MIN_BLOCKS = 2
-"""Block 0 is reserved, and an engine needs one more."""
 _STATE_SHARE = 2
 """State slots take one part in two of the pool at most, if any layer stores keys."""
 
@@ -105,6 +103,11 @@ class PoolRequest:
         return self.max_num_seqs * sum(needs) + 1
 
     @property
+    def least_blocks(self) -> int:
+        """Blocks with which one token can be served: one of each group, and block 0."""
+        return len(self.groups) + 1
+
+    @property
     def max_rows(self) -> int:
         """Most rows of one sequence in a step."""
         return min(self.max_num_batched_tokens or self.max_model_len, self.max_model_len)
@@ -155,20 +158,33 @@ def pool_state_slots(request: PoolRequest) -> int:
     """
     wanted = request.wanted_state_slots
     if not wanted or not request.state_slot_bytes or request.cache.num_blocks_override is not None:
-        return wanted
+        return _countable_slots(wanted, request)
     pool_bytes, origin = _pool_bytes(request)
     share = _STATE_SHARE if request.groups else 1
     slots = min(wanted, pool_bytes // share // request.state_slot_bytes)
     least = request.states_per_sequence + 1
     if slots < least:
         # Half of it for states, half for blocks.
-        enough = max(least * request.state_slot_bytes, _MIN_BLOCKS * request.block_bytes) * share
+        blocks_bytes = request.least_blocks * request.block_bytes
+        enough = max(least * request.state_slot_bytes, blocks_bytes) * share
         raise ConfigError(
             f"{origin} make a pool of {pool_bytes:,} bytes on each rank, which is not legal; it "
             f"must hold {least} recurrent states of {request.state_slot_bytes:,} bytes, one of "
             f"them reserved; set kv_cache_memory_bytes to at least {enough}"
         )
     return slots
+
+
+def _countable_slots(wanted: int, request: PoolRequest) -> int:
+    """The slots, where no memory bounds them and accounting must."""
+    if wanted > MAX_BLOCKS:
+        each = request.states_per_sequence + 1
+        raise ConfigError(
+            f"max_num_seqs={request.max_num_seqs} is not legal with a given number of blocks and "
+            f"{each} recurrent states for each sequence; a pool has at most {MAX_BLOCKS:,} states "
+            f"(nearest: {(MAX_BLOCKS - 1) // each})"
+        )
+    return wanted
 
 
 def pool_blocks(request: PoolRequest) -> tuple[int, str]:
@@ -182,28 +198,29 @@ def pool_blocks(request: PoolRequest) -> tuple[int, str]:
         return 1, (
             f"KV pool: none, since no layer stores keys; {slots:,} state slots (slot 0 is reserved)"
         )
-    override = request.cache.num_blocks_override
+    least, override = request.least_blocks, request.cache.num_blocks_override
     if override is not None:
         if type(override) is not int:
             raise ConfigError(
                 f"num_gpu_blocks_override={override!r} is not legal; it is a whole number"
             )
-        if override < _MIN_BLOCKS:
+        if override < least:
             raise ConfigError(
-                f"num_gpu_blocks_override={override} is not legal; block 0 is reserved, so a pool "
-                f"has at least {_MIN_BLOCKS} blocks (nearest: {_MIN_BLOCKS})"
+                f"num_gpu_blocks_override={override} is not legal; block 0 is reserved and a token "
+                f"takes a block of each cache group, so a pool has at least {least} blocks "
+                f"(nearest: {least})"
             )
         _check_most(override, f"num_gpu_blocks_override={override}")
         return override, _sentence(request, override, "num_gpu_blocks_override was given")
     pool_bytes, origin = _pool_bytes(request)
     state_bytes = pool_state_slots(request) * request.state_slot_bytes
     blocks = (pool_bytes - state_bytes) // request.block_bytes
-    if blocks < _MIN_BLOCKS:
+    if blocks < least:
         raise ConfigError(
             f"{origin} make a KV pool of {pool_bytes - state_bytes:,} bytes on each rank, which is "
-            f"not legal; it must hold {_MIN_BLOCKS} blocks of {request.block_bytes:,} bytes, one "
+            f"not legal; it must hold {least} blocks of {request.block_bytes:,} bytes, one "
             f"of them reserved; set kv_cache_memory_bytes to at least "
-            f"{_MIN_BLOCKS * request.block_bytes + _most_state_bytes(request)}, or lower "
+            f"{least * request.block_bytes + _most_state_bytes(request)}, or lower "
             f"block_size={request.cache.block_size}"
         )
     if blocks > request.max_blocks:

@@ -26,12 +26,22 @@ from heddle.layout.pool import (
     pool_state_slots,
     state_slot_bytes,
 )
+from heddle.layout.rule import is_count
 
 _EXECUTORS = ("inline", "threads", "processes", "torchrun")
 _BACKENDS = ("torch", "reference")
 _WORKSPACE_CHUNKS = 4
 MAX_DEGREE = 4096
 """Far above any machine; each rank is a process with a copy of its weights."""
+MAX_RANKS = 1 << 16
+"""Of all degrees together."""
+_DEGREES = (
+    "data_parallel_size",
+    "pipeline_parallel_size",
+    "prefill_context_parallel_size",
+    "tensor_parallel_size",
+)
+"""Those that multiply the ranks, the freest first."""
 
 
 def resolve(
@@ -126,8 +136,8 @@ def _window(config: EngineConfig, model: ModelConfig) -> int:
 
 def _check_degrees(parallel: ParallelConfig) -> None:
     """Refuse what nobody can start, before any rule counts that far."""
-    for name in ("tensor_parallel_size", "prefill_context_parallel_size"):
-        size = getattr(parallel, name)
+    sizes = [getattr(parallel, name) for name in _DEGREES]
+    for name, size in zip(_DEGREES, sizes, strict=True):
         if isinstance(size, int) and size > MAX_DEGREE:
             raise TopologyError(
                 [
@@ -135,6 +145,16 @@ def _check_degrees(parallel: ParallelConfig) -> None:
                     f"{MAX_DEGREE} (nearest: {MAX_DEGREE})"
                 ]
             )
+    if is_count(*sizes) and parallel.world_size > MAX_RANKS:
+        largest = max(_DEGREES, key=lambda name: getattr(parallel, name))
+        size = getattr(parallel, largest)
+        fitting = MAX_RANKS * size // parallel.world_size
+        raise TopologyError(
+            [
+                f"{largest}={size} is not legal with {parallel.world_size:,} ranks in all; the "
+                f"degrees together make at most {MAX_RANKS:,} (nearest: {max(fitting, 1)})"
+            ]
+        )
 
 
 def _check_scheduler(scheduler: SchedulerConfig) -> None:

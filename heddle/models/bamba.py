@@ -7,18 +7,19 @@ Source: the Bamba model code.
 
 from __future__ import annotations
 
+from functools import partial
+
 from heddle.layout.recurrent_heads import RecurrentLayout
 from heddle.models.base import BuildContext
+from heddle.models.blocks import load_feed_forward
 from heddle.models.decoder import (
     AttentionBlock,
     Decoder,
-    FeedForwardBlock,
     LayerNames,
     load_decoder,
 )
 from heddle.models.grouped_query import load_grouped_query
 from heddle.models.layers.mamba2 import load_mamba2
-from heddle.models.layers.mlp import load_mlp
 
 
 def load_bamba(context: BuildContext) -> Decoder:
@@ -33,16 +34,6 @@ def load_bamba(context: BuildContext) -> Decoder:
             return load_mamba2(context, layout, layer, name)
         return load_grouped_query(context, layer, name)
 
-    def load_feed_forward(_: int, name: str) -> FeedForwardBlock:
-        return load_mlp(
-            context.loader,
-            context.shard,
-            name,
-            config.hidden_size,
-            config.intermediate_size,
-            has_bias=config.mlp_bias,
-        )
-
     def names(layer: int) -> LayerNames:
         return LayerNames(
             attention="mamba" if config.kind_of(layer).mixer == "recurrent" else "self_attn",
@@ -54,7 +45,7 @@ def load_bamba(context: BuildContext) -> Decoder:
         context,
         rotary_width=config.rotary_dim,
         load_attention=load_mixer,
-        load_feed_forward=load_feed_forward,
+        load_feed_forward=partial(load_feed_forward, context),
         names=names,
         final_norm="model.final_layernorm",
     )

@@ -24,16 +24,32 @@ def read_mixtral_config(fields: Fields, architecture: str, eos: tuple[int, ...])
     require_silu(fields)
     rope = read_rope(fields, interleaved=False, default_theta=_MIXTRAL_THETA)
     base = read_base(fields, architecture, eos, rope)
+    window = fields.optional_integer("sliding_window")
+    return replace(
+        base,
+        moe=read_mixtral_moe(fields, base.intermediate_size),
+        layer_kinds=uniform_window(base.num_layers, window),
+    )
+
+
+def read_mixtral_moe(fields: Fields, inner_size: int) -> MoEConfig:
+    """The mixture of a Mixtral model: in every layer, without shared experts.
+
+    Args:
+        fields: the top level of `config.json`.
+        inner_size: of an expert.
+
+    Raises:
+        ModelFileError: a value is missing or malformed.
+    """
     num_experts, per_token = read_expert_counts(fields, "num_local_experts")
-    moe = MoEConfig(
+    return MoEConfig(
         num_experts=num_experts,
         num_experts_per_token=per_token,
-        expert_intermediate_size=base.intermediate_size,
+        expert_intermediate_size=inner_size,
         scoring="softmax",
         normalize_top_k=True,
     )
-    window = fields.optional_integer("sliding_window")
-    return replace(base, moe=moe, layer_kinds=uniform_window(base.num_layers, window))
 
 
 def read_qwen_moe_config(fields: Fields, architecture: str, eos: tuple[int, ...]) -> ModelConfig:

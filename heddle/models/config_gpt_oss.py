@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from heddle.config.model import ModelConfig, MoEConfig
 from heddle.models.config_common import read_base, require_silu
-from heddle.models.config_experts import read_expert_counts
+from heddle.models.config_experts import read_mixtral_moe
 from heddle.models.config_fields import Fields
 from heddle.models.config_layers import FULL, SLIDING, read_window_kinds
 from heddle.models.config_rope import read_rope
@@ -42,13 +42,8 @@ def read_gpt_oss_config(fields: Fields, architecture: str, eos: tuple[int, ...])
 
 
 def _read_moe(fields: Fields, inner: int) -> MoEConfig:
-    num_experts, per_token = read_expert_counts(fields, "num_local_experts")
-    return MoEConfig(
-        num_experts=num_experts,
-        num_experts_per_token=per_token,
-        expert_intermediate_size=inner,
-        scoring="softmax",
-        normalize_top_k=True,
+    return replace(
+        read_mixtral_moe(fields, inner),
         chooses_by_logits=True,
         has_router_bias=True,
         has_expert_bias=True,

@@ -10,13 +10,12 @@ from heddle.config.model import (
     Factors,
     LayerKind,
     ModelConfig,
-    MoEConfig,
     RecurrentConfig,
     ResidualFactors,
 )
 from heddle.config.visibility import Visibility
 from heddle.models.config_common import read_base, require_silu
-from heddle.models.config_experts import read_expert_counts, read_qwen_moe
+from heddle.models.config_experts import read_mixtral_moe, read_qwen_moe
 from heddle.models.config_fields import Fields
 from heddle.models.config_layers import FULL, read_layer_types
 from heddle.models.config_rope import read_rope
@@ -137,7 +136,6 @@ def read_minimax_config(fields: Fields, architecture: str, eos: tuple[int, ...])
     require_silu(fields)
     rope = read_rope(fields, interleaved=False, default_theta=_MINIMAX_THETA)
     base = read_base(fields, architecture, eos, rope)
-    num_experts, per_token = read_expert_counts(fields, "num_local_experts")
     kinds = _layer_kinds(fields, base.num_layers, lambda layer: LINEAR if layer % 2 else FULL)
     window = fields.optional_integer("sliding_window")
     if window is not None:
@@ -160,13 +158,7 @@ def read_minimax_config(fields: Fields, architecture: str, eos: tuple[int, ...])
             recurrent=_factors(fields, "linear_attn"),
             feed_forward=_factors(fields, "mlp"),
         ),
-        moe=MoEConfig(
-            num_experts=num_experts,
-            num_experts_per_token=per_token,
-            expert_intermediate_size=base.intermediate_size,
-            scoring="softmax",
-            normalize_top_k=True,
-        ),
+        moe=read_mixtral_moe(fields, base.intermediate_size),
     )
 
 

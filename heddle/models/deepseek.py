@@ -14,17 +14,17 @@ Source: arXiv 2405.04434 (V2), 2412.19437 (V3), and their model code.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from heddle.attention.base import StepOps
 from heddle.config.model import MLAConfig
 from heddle.models.base import BuildContext
-from heddle.models.decoder import Decoder, FeedForwardBlock, load_decoder
+from heddle.models.blocks import load_feed_forward, load_head_output
+from heddle.models.decoder import Decoder, load_decoder
 from heddle.models.layers.indexer import Indexer, load_indexer
-from heddle.models.layers.linear import ColumnPart, Linear, load_columns, load_rows
-from heddle.models.layers.mlp import load_mlp
-from heddle.models.layers.moe import load_moe
+from heddle.models.layers.linear import ColumnPart, Linear, load_columns
 from heddle.models.layers.norm import RMSNorm
 from heddle.models.layers.rotary import Turn
 from heddle.models.scale import softmax_scale
@@ -89,30 +89,13 @@ class LatentAttention:
 
 def load_deepseek(context: BuildContext) -> Decoder:
     """Load a model of this family."""
-    config = context.config
-    assert config.mla is not None, "set by the config reader"
-    mla, moe = config.mla, config.moe
-
-    def load_attention(layer: int, name: str) -> LatentAttention:
-        return _load_attention(context, mla, layer, name)
-
-    def load_feed_forward(layer: int, name: str) -> FeedForwardBlock:
-        if moe is not None and moe.has_experts(layer):
-            return load_moe(context.loader, context.shard, name, config.hidden_size, moe)
-        return load_mlp(
-            context.loader,
-            context.shard,
-            name,
-            config.hidden_size,
-            config.intermediate_size,
-            has_bias=config.mlp_bias,
-        )
-
+    mla = context.config.mla
+    assert mla is not None, "set by the config reader"
     return load_decoder(
         context,
         rotary_width=mla.qk_rope_head_dim,
-        load_attention=load_attention,
-        load_feed_forward=load_feed_forward,
+        load_attention=partial(_load_attention, context, mla),
+        load_feed_forward=partial(load_feed_forward, context),
     )
 
 
@@ -132,15 +115,7 @@ def _load_attention(
         latent_norm=RMSNorm(latent_weight, _LATENT_NORM_EPS),
         key_up=key_up,
         value_up=value_up,
-        output=load_rows(
-            loader,
-            context.shard,
-            f"{name}.o_proj",
-            config.hidden_size,
-            config.num_query_heads * mla.v_head_dim,
-            (first * mla.v_head_dim, last * mla.v_head_dim),
-            has_bias=config.output_bias,
-        ),
+        output=load_head_output(context, name),
         num_own_heads=last - first,
         scale=softmax_scale(config),
         indexer=_load_indexer(context, mla, name),

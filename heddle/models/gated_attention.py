@@ -16,8 +16,9 @@ import torch
 
 from heddle.attention.base import StepOps
 from heddle.models.base import BuildContext
+from heddle.models.blocks import load_head_output
 from heddle.models.decoder import LoadNorm
-from heddle.models.layers.linear import Linear, load_rows
+from heddle.models.layers.linear import Linear
 from heddle.models.layers.norm import RMSNorm
 from heddle.models.layers.recurrent_weights import load_spans
 from heddle.models.layers.rotary import Turn
@@ -52,20 +53,12 @@ def load_gated_attention(
     context: BuildContext, layer: int, name: str, load_norm: LoadNorm
 ) -> GatedAttention:
     """Load the block called `name`."""
-    config, width = context.config, context.config.head_dim
+    width = context.config.head_dim
     (first, last), (first_kv, last_kv) = context.query_range, context.kv_range
     return GatedAttention(
         layer=layer,
         projection=_load_projection(context, name),
-        output=load_rows(
-            context.loader,
-            context.shard,
-            f"{name}.o_proj",
-            config.hidden_size,
-            config.num_query_heads * width,
-            (first * width, last * width),
-            has_bias=config.output_bias,
-        ),
+        output=load_head_output(context, name),
         query_norm=load_norm(f"{name}.q_norm", width),
         key_norm=load_norm(f"{name}.k_norm", width),
         num_lanes=context.num_projected_lanes,

@@ -21,8 +21,9 @@ import torch
 from heddle.attention.base import StepOps
 from heddle.config.model import TemperatureConfig
 from heddle.models.base import BuildContext
+from heddle.models.blocks import load_head_output
 from heddle.models.decoder import LoadNorm, load_rms_norm
-from heddle.models.layers.linear import ColumnPart, Linear, load_columns, load_rows
+from heddle.models.layers.linear import ColumnPart, Linear, load_columns
 from heddle.models.layers.norm import RMSNorm, plain_norm
 from heddle.models.layers.rotary import Turn
 
@@ -90,15 +91,7 @@ def load_grouped_query(
     return GroupedQueryAttention(
         layer=layer,
         query_key_value=_load_query_key_value(context, name),
-        output=load_rows(
-            context.loader,
-            context.shard,
-            f"{name}.o_proj",
-            config.hidden_size,
-            config.num_query_heads * width,
-            (first * width, last * width),
-            has_bias=config.output_bias,
-        ),
+        output=load_head_output(context, name),
         head_norm=_load_head_norm(context, name, load_norm) if config.qk_norm else None,
         num_lanes=context.num_projected_lanes,
         num_own_heads=last - first,

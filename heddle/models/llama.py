@@ -6,22 +6,22 @@ dtype of the norms, and in how a checkpoint names and stores its experts.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from heddle.models.base import BuildContext
+from heddle.models.blocks import load_feed_forward
 from heddle.models.decoder import (
     LLAMA_NAMES,
     Decoder,
-    FeedForwardBlock,
     LayerNames,
     LoadNorm,
     load_decoder,
 )
 from heddle.models.grouped_query import GroupedQueryAttention, load_grouped_query
-from heddle.models.layers.activation import ACTIVATIONS
 from heddle.models.layers.experts import FusedExperts, SeparateExperts
-from heddle.models.layers.mlp import load_mlp
-from heddle.models.layers.moe import QWEN_NAMES, MoENames, load_moe
+from heddle.models.layers.moe import QWEN_NAMES, MoENames
 from heddle.models.layers.norm import RMSNorm
 
 MIXTRAL_LAYER = LayerNames(feed_forward="block_sparse_moe")
@@ -52,30 +52,15 @@ def load_family(
     load_norm: LoadNorm | None = None,
 ) -> Decoder:
     """Load a decoder of grouped-query attention and dense or sparse feed-forward blocks."""
-    config = context.config
 
     def load_attention(layer: int, name: str) -> GroupedQueryAttention:
         return load_grouped_query(context, layer, name, load_norm)
 
-    def load_feed_forward(layer: int, name: str) -> FeedForwardBlock:
-        loader, shard, moe = context.loader, context.shard, config.moe
-        if moe is not None and moe.has_experts(layer):
-            return load_moe(loader, shard, name, config.hidden_size, moe, moe_names)
-        return load_mlp(
-            loader,
-            shard,
-            name,
-            config.hidden_size,
-            config.intermediate_size,
-            has_bias=config.mlp_bias,
-            activation=ACTIVATIONS[config.activation],
-        )
-
     return load_decoder(
         context,
-        rotary_width=config.head_dim,
+        rotary_width=context.config.head_dim,
         load_attention=load_attention,
-        load_feed_forward=load_feed_forward,
+        load_feed_forward=partial(load_feed_forward, context, moe_names=moe_names),
         load_norm=load_norm,
         names=names,
     )

@@ -17,6 +17,7 @@ from heddle.attention.base import StepOps
 from heddle.config.model import Factors
 from heddle.layout.recurrent_heads import RecurrentLayout
 from heddle.models.base import BuildContext
+from heddle.models.blocks import load_feed_forward
 from heddle.models.decoder import (
     AttentionBlock,
     Decoder,
@@ -27,7 +28,6 @@ from heddle.models.decoder import (
 )
 from heddle.models.grouped_query import load_grouped_query
 from heddle.models.layers.lightning import load_lightning
-from heddle.models.layers.moe import load_moe
 from heddle.models.layers.norm import RMSNorm
 from heddle.models.layers.rotary import Turn
 from heddle.models.layers.shard import Shard
@@ -64,12 +64,10 @@ def _weighed(normed: torch.Tensor, mixed: torch.Tensor, factors: Factors) -> tor
 
 def load_minimax(context: BuildContext) -> Decoder:
     """Load a model of this family."""
-    config, loader, shard = context.config, context.loader, context.shard
-    recurrent, moe, width = config.recurrent, config.moe, config.hidden_size
+    config, width = context.config, context.config.hidden_size
     factors = config.residual_factors
-    assert recurrent is not None, "set by the config reader"
-    assert moe is not None, "set by the config reader"
-    layout = RecurrentLayout(recurrent, shard.size)
+    assert config.recurrent is not None, "set by the config reader"
+    layout = RecurrentLayout(config.recurrent, context.shard.size)
     load_norm = load_rms_norm(context)
 
     def load_mixer(layer: int, name: str) -> AttentionBlock:
@@ -87,8 +85,8 @@ def load_minimax(context: BuildContext) -> Decoder:
                 else factors.attention
             ),
             feed_forward_norm=load_norm(f"{prefix}.post_attention_layernorm", width),
-            feed_forward=load_moe(
-                loader, shard, f"{prefix}.block_sparse_moe", width, moe, MIXTRAL_NAMES
+            feed_forward=load_feed_forward(
+                context, layer, f"{prefix}.block_sparse_moe", MIXTRAL_NAMES
             ),
             feed_forward_factors=factors.feed_forward,
         )

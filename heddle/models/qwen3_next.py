@@ -8,19 +8,20 @@ Source: the Qwen3-Next model code.
 
 from __future__ import annotations
 
+from functools import partial
+
 from heddle.layout.recurrent_heads import RecurrentLayout
 from heddle.models.base import BuildContext
+from heddle.models.blocks import load_feed_forward
 from heddle.models.decoder import (
     AttentionBlock,
     Decoder,
-    FeedForwardBlock,
     LayerNames,
     load_decoder,
 )
 from heddle.models.gated_attention import load_gated_attention
 from heddle.models.layers.gated_delta import load_gated_delta
-from heddle.models.layers.mlp import load_mlp
-from heddle.models.layers.moe import QWEN_NAMES, load_moe
+from heddle.models.layers.moe import QWEN_NAMES
 from heddle.models.llama import load_wide_norm
 
 _ATTENTION, _RECURRENT = LayerNames(), LayerNames(attention="linear_attn")
@@ -39,12 +40,6 @@ def load_qwen3_next(context: BuildContext) -> Decoder:
             return load_gated_delta(context, layout, layer, name)
         return load_gated_attention(context, layer, name, load_norm)
 
-    def load_feed_forward(layer: int, name: str) -> FeedForwardBlock:
-        loader, shard, width = context.loader, context.shard, config.hidden_size
-        if config.moe is not None and config.moe.has_experts(layer):
-            return load_moe(loader, shard, name, width, config.moe, QWEN_NAMES)
-        return load_mlp(loader, shard, name, width, config.intermediate_size)
-
     def names(layer: int) -> LayerNames:
         return _RECURRENT if config.kind_of(layer).mixer == "recurrent" else _ATTENTION
 
@@ -52,7 +47,7 @@ def load_qwen3_next(context: BuildContext) -> Decoder:
         context,
         rotary_width=config.rotary_dim,
         load_attention=load_mixer,
-        load_feed_forward=load_feed_forward,
+        load_feed_forward=partial(load_feed_forward, context, moe_names=QWEN_NAMES),
         load_norm=load_norm,
         names=names,
     )

@@ -14,7 +14,7 @@ import torch
 
 from heddle.comm.base import Communicator, Pending, RankGroups
 from heddle.errors import PlanMismatch
-from heddle.layout.mesh import GroupKind
+from heddle.layout.mesh import GROUP_KINDS, GroupKind
 from heddle.step.traffic import Collective
 
 
@@ -138,11 +138,4 @@ def guard_groups(groups: RankGroups, guard: ScheduleGuard) -> RankGroups:
         inner = groups.of(kind)
         return inner if inner.world_size == 1 else GuardedCommunicator(inner, kind, guard)
 
-    return RankGroups(
-        tp=guarded("tp"),
-        pcp=guarded("pcp"),
-        dcp=guarded("dcp"),
-        slice=guarded("slice"),
-        pp=guarded("pp"),
-        ep=guarded("ep"),
-    )
+    return RankGroups(**{kind: guarded(kind) for kind in GROUP_KINDS})

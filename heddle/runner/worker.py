@@ -96,12 +96,12 @@ class RankWorker:
         return backend
 
     def _create_store(self, resolved: ResolvedConfig) -> KVStore:
-        heads, topology = self.topology.heads, self.topology
+        topology = self.topology
         return KVStore(
             tensor_of_layer=topology.tensor_of_layer(topology.stage_layers(self.global_rank)),
             num_blocks=resolved.num_blocks,
             block_size=resolved.cache.block_size,
-            num_heads=heads.num_stored_kv_heads(self.topology.mesh.slice_of(self.coord.tp)),
+            num_heads=topology.heads.num_stored_kv_heads(topology.mesh.slice_of(self.coord.tp)),
             row_width=resolved.model.stored_row_width,
             dtype=getattr(torch, resolved.kv_cache_dtype),
             device=self.device,

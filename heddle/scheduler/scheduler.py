@@ -32,6 +32,7 @@ from heddle.kvcache.hits import PrefixHit
 from heddle.kvcache.manager import KVCacheManager
 from heddle.scheduler.admission import kv_tokens_needed, resolve_room
 from heddle.scheduler.batch import ScheduledBatch, ScheduledPart
+from heddle.scheduler.endings import Endings
 from heddle.scheduler.flight import Flight
 from heddle.scheduler.policy import MAX_CANDIDATES, MAX_OVERTAKES, share_rows, short_row_limit
 from heddle.scheduler.queues import Queues
@@ -60,7 +61,7 @@ class Scheduler:
         self._max_running = min(config.max_num_seqs, config.max_num_batched_tokens)
         self._queues = Queues()
         self._flight = Flight()
-        self._distrusted: set[int] = set()  # ended with bad numbers while a step was under way
+        self._endings = Endings(self._queues, self._flight, cache)
 
     @property
     def has_work(self) -> bool:
@@ -76,11 +77,6 @@ class Scheduler:
     def num_waiting(self) -> int:
         """Requests that hold none: new or preempted."""
         return len(self._queues.waiting)
-
-    @property
-    def num_in_flight(self) -> int:
-        """Steps under way."""
-        return len(self._flight)
 
     # Requests come and go.
 
@@ -120,10 +116,6 @@ class Scheduler:
         request.blocks = self._cache.new_sequence(request.cache_salt)
         self._queues.add(request)
 
-    def abort(self, request_id: int) -> Request | None:
-        """End a request whose client has gone; None if it has ended already."""
-        return self.finish(request_id, "abort", None)
-
     def finish(
         self, request_id: int, reason: FinishReason, stop_reason: int | str | None
     ) -> Request | None:
@@ -132,11 +124,8 @@ class Scheduler:
         During its step its blocks stay until `update`, which does not report it.
         """
         request = self._queues.get(request_id)
-        if request is None:
-            return None
-        self._queues.retire(request, reason, stop_reason)
-        if request not in self._flight:
-            self._release(request)
+        if request is not None:
+            self._endings.finish(request, reason, stop_reason)
         return request
 
     # A step.
@@ -201,15 +190,15 @@ class Scheduler:
         ended = []
         for part in batch.parts:
             request, was_open = part.request, not part.request.is_finished
-            if request.request_id in failed or request.request_id in self._distrusted:
-                self._fail(request)
+            if request.request_id in failed or self._endings.is_distrusted(request):
+                self._endings.fail(request)
             elif was_open:
                 self._advance(part, tokens.get(request.request_id, ()))
             else:  # its step has moved its state on, and was not accounted for
-                self._release(request, has_current_state=False)
+                self._endings.release(request, has_current_state=False)
             if was_open and request.is_finished:
                 ended.append(request)
-        self._fail_others(failed)
+        self._endings.fail_all(failed)  # those in no part of it
         self._cache.end_step(batch.copies)
         return ended
 
@@ -276,7 +265,7 @@ class Scheduler:
     def _preempt(self, victim: Request) -> int:
         """Send a running request back to the queue, its tokens kept."""
         assert self.num_running > 1, "the oldest request must fit into the pool alone"
-        self._release(victim)
+        self._endings.release(victim)
         self._queues.preempt(victim)
         return victim.request_id
 
@@ -381,33 +370,7 @@ class Scheduler:
             request.blocks, request.token_ids, request.num_computed_tokens, num_accepted
         )
         if end is not None:
-            self._queues.retire(request, *end)
-            self._release(request)
-
-    def _fail(self, request: Request) -> None:
-        """End a request whose numbers went bad; nothing of it may be found or read again."""
-        if not request.is_finished:
-            self._queues.retire(request, "error", None)
-        if request in self._flight:
-            self._distrusted.add(request.request_id)
-        else:
-            self._distrusted.discard(request.request_id)
-            self._cache.quarantine(request.blocks)
-
-    def _fail_others(self, failed: Collection[int]) -> None:
-        """End those that failed with a request of the batch, wherever they stand."""
-        if failed:
-            for request in (*self._flight.requests(), *self._queues.everyone()):
-                if request.request_id in failed:
-                    self._fail(request)
-
-    def _release(self, request: Request, *, has_current_state: bool = True) -> None:
-        self._cache.release(
-            request.blocks,
-            request.token_ids,
-            request.num_computed_tokens,
-            has_current_state=has_current_state,
-        )
+            self._endings.finish(request, *end)
 
 
 def _part(request: Request, num_rows: int, drafts: tuple[int, ...] = ()) -> ScheduledPart:

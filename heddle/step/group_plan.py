@@ -137,9 +137,7 @@ class _GroupPlanner:
         if start == end or not self.is_sharded:
             return ClassPlan(row_class=row_class, context="none" if start == end else "chosen")
         returns, why = self._returns(is_copy=False)
-        plans = [
-            ClassPlan(row_class=row_class, context="gather_q", returns=way) for way in returns
-        ]
+        plans = [ClassPlan(row_class=row_class, context="gather_q", returns=way) for way in returns]
         best = self._chosen(plans, self.rows.num_distributed, why)
         return replace(best, context="chosen")
 

@@ -12,6 +12,7 @@ from heddle.config.engine import ResolvedConfig
 from heddle.config.link_costs import LinkCosts
 from heddle.config.model import ModelConfig
 from heddle.layout.cache_groups import CacheGroup, create_cache_groups
+from heddle.layout.cut import cut
 from heddle.layout.heads import HeadLayout
 from heddle.layout.kv import KVLayout
 from heddle.layout.mesh import Mesh
@@ -159,5 +160,4 @@ class Topology:
 
     def layers_of_stage(self, stage: int) -> range:
         """Layers [floor(L * i / pp), floor(L * (i + 1) / pp))."""
-        count, stages = self.model.num_layers, self.mesh.pp_size
-        return range(count * stage // stages, count * (stage + 1) // stages)
+        return range(*cut(self.model.num_layers, self.mesh.pp_size, stage))

@@ -34,8 +34,8 @@ class LayerWork:
         attention += model.hidden_size * model.stored_row_width * model.num_kv_heads
         inner = float(model.intermediate_size)
         if model.moe is not None:
-            visited = model.moe.num_experts_per_token + model.moe.num_shared_experts
-            inner = float(visited * model.moe.expert_intermediate_size)
+            visited = model.moe.num_experts_per_token * model.moe.expert_intermediate_size
+            inner = float(visited + model.moe.shared_width)
         weights = (attention + 3 * model.hidden_size * inner) / tp_size
         heads = -(-model.num_query_heads // tp_size)
         return cls(

@@ -175,8 +175,11 @@ def _dtypes(config: EngineConfig) -> tuple[str, str]:
 
 def _words(trial: Trial) -> str:
     parallel = trial.parallel
+    outer = (("pp", parallel.pipeline_parallel_size), ("dp", parallel.data_parallel_size))
+    added = "".join(f"{axis} {size} " for axis, size in outer if size > 1)
     return (
         f"tp {parallel.tensor_parallel_size} pcp {parallel.prefill_context_parallel_size} "
-        f"dcp {parallel.decode_context_parallel_size} interleave {parallel.kv_interleave_size} "
-        f"exchange {parallel.dcp_comm_backend}, context {parallel.cp_context_exchange}"
+        f"dcp {parallel.decode_context_parallel_size} {added}"
+        f"interleave {parallel.kv_interleave_size} exchange {parallel.dcp_comm_backend}, "
+        f"context {parallel.cp_context_exchange}"
     )

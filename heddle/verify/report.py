@@ -29,6 +29,8 @@ def _layout(finding: Finding) -> dict[str, Any]:
         "tp": parallel.tensor_parallel_size,
         "pcp": parallel.prefill_context_parallel_size,
         "dcp": parallel.decode_context_parallel_size,
+        "pp": parallel.pipeline_parallel_size,
+        "dp": parallel.data_parallel_size,
         "interleave": parallel.kv_interleave_size,
         "block_size": finding.trial.block_size,
         "exchange": parallel.dcp_comm_backend,

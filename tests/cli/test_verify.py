@@ -24,6 +24,8 @@ def test_a_sweep_certifies_every_layout_of_the_world(tiny_folder, capsys):
             "tp",
             "pcp",
             "dcp",
+            "pp",
+            "dp",
             "interleave",
             "block_size",
             "exchange",
@@ -43,6 +45,16 @@ def test_a_layout_of_ones_own_is_certified_alone(tiny_folder, capsys):
     assert "a2a" in out
 
 
+def test_stages_and_replicas_are_named_where_they_add_ranks(tiny_folder, capsys):
+    layout = ["-pp", 2, "-dp", 2, "--executor", "threads"]
+    code, out, err = verify(capsys, tiny_folder, *layout)
+    assert code == 0
+    _, header, row, _ = out.strip().splitlines()
+    assert header.split()[:5] == ["tp", "pcp", "dcp", "pp", "dp"]
+    assert row.split()[:5] == ["1", "1", "1", "2", "2"]
+    assert "tp 1 pcp 1 dcp 1 pp 2 dp 2 interleave 1" in err
+
+
 def test_a_difference_is_exit_1_and_named(tiny_folder, capsys, monkeypatch):
     from heddle.verify import oracles
 
@@ -57,6 +69,7 @@ def test_a_difference_is_exit_1_and_named(tiny_folder, capsys, monkeypatch):
     [
         (["--world", 2, "-tp", 2], "--world and a layout are both given"),
         (["--world", 0], "at least 1 rank"),
+        (["--world", 10**9], "at most 4096 (nearest: 4096)"),
         (["-tp", 2, "-dcp", 3], "decode_context_parallel_size=3"),
         (["--world", 1, "--dcp-comm-backend", "a2a"], "dcp_comm_backend=a2a"),
     ],

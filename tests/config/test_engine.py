@@ -44,3 +44,13 @@ def test_threads_that_no_runtime_starts_are_refused() -> None:
 def test_value_of_another_type_is_refused_by_name(name: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=rf"^{name}={value!r} is not legal; it is a .*number$"):
         EngineConfig(model="demo", **{name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("speculative", "SpeculativeConfig"), ("link_costs", "LinkCosts")]
+)
+@pytest.mark.parametrize("value", ["x", {}, 0, False])
+def test_a_part_of_another_class_is_refused_by_name(name: str, kind: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=rf"^{name}=.* it is a {kind}, or None"):
+        EngineConfig(model="demo", **{name: value})
+    assert getattr(EngineConfig(model="demo", **{name: None}), name) is None

@@ -17,11 +17,17 @@ from heddle.errors import ConfigError
             {"prompt_lookup_min": 5, "prompt_lookup_max": 3},
             r"prompt_lookup_min=5 .* prompt_lookup_max=3 \(nearest: 3\)",
         ),
+        ({"prompt_lookup_max": 65}, r"prompt_lookup_max=65 .* at most 64 \(nearest: 64\)"),
+        ({"prompt_lookup_max": 10**20}, r"prompt_lookup_max=1.* at most 64 \(nearest: 64\)"),
     ],
 )
 def test_a_value_that_is_not_legal_is_refused(fields: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         SpeculativeConfig(**fields)  # type: ignore[arg-type]
+
+
+def test_the_longest_lookup_is_legal() -> None:
+    assert SpeculativeConfig(prompt_lookup_max=64).prompt_lookup_max == 64
 
 
 def test_a_mapping_becomes_the_class() -> None:

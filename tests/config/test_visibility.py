@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from heddle.config.visibility import FULL, Visibility
+from tests.support.visible import seen_by
 
 RULES = st.one_of(
     st.just(FULL),
@@ -17,29 +18,19 @@ RULES = st.one_of(
 POSITIONS = st.integers(0, 50)
 
 
-def seen(rule: Visibility, position: int) -> set[int]:
-    """Key by key, from the definition of each kind."""
-    keys = set(range(position + 1))
-    if rule.kind == "window":
-        return {k for k in keys if position - k < rule.size or k < rule.num_first}
-    if rule.kind == "chunk":
-        return {k for k in keys if k // rule.size == position // rule.size}
-    return keys
-
-
 @given(RULES, POSITIONS)
 def test_the_two_ranges_are_disjoint_and_hold_the_visible_keys(
     rule: Visibility, position: int
 ) -> None:
     first = list(range(rule.first_end(position)))
     main = list(range(rule.start(position), position + 1))
-    assert sorted(first + main) == sorted(seen(rule, position))
+    assert first + main == seen_by(rule, position)
 
 
 @given(RULES, POSITIONS)
 def test_no_later_query_sees_a_key_before_the_needed_ones(rule: Visibility, position: int) -> None:
     later = range(position, position + 30)
-    sees = set().union(*(seen(rule, query) for query in later)) - set(range(rule.num_first))
+    sees = set().union(*(seen_by(rule, query) for query in later)) - set(range(rule.num_first))
     needed = rule.needed_from(position)
     assert min(sees, default=needed) == max(needed, rule.num_first)
 

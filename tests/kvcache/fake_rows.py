@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from heddle.kvcache.copies import CacheEdits
 from heddle.kvcache.groups import GroupSpec
 from heddle.kvcache.sequence import SequenceBlocks
+from tests.support.visible import seen_by
 
 Row = int | str
 GARBAGE = "garbage"
@@ -32,16 +33,6 @@ def rows_of(tokens: Sequence[int], name: Row = NO_TOKENS) -> list[Row]:
 def state_of(tokens: Sequence[int]) -> Row:
     """The right state after all of these tokens."""
     return rows_of(tokens)[-1] if tokens else NO_TOKENS
-
-
-def visible(spec: GroupSpec, position: int) -> list[int]:
-    """Positions that a query sees, written out from the definition of its rule."""
-    rule, size = spec.visibility, spec.visibility.size
-    if rule.kind == "full":
-        return list(range(position + 1))
-    if rule.kind == "chunk":
-        return [at for at in range(position + 1) if at // size == position // size]
-    return [at for at in range(position + 1) if at > position - size or at < rule.num_first]
 
 
 class FakeRows:
@@ -93,7 +84,9 @@ class FakeRows:
                     self.rows[block], self.owners[block] = {}, group
                 self.rows[block][position % spec.unit] = right[position]
                 written.add(block)
-            seen = {at for position in range(start, end) for at in visible(spec, position)}
+            seen = {
+                at for position in range(start, end) for at in seen_by(spec.visibility, position)
+            }
             self.check(group, table, right, seen)
         return written
 
@@ -127,5 +120,5 @@ class FakeRows:
         """All that the query at position `count` and later ones see before it is right."""
         right = rows_of(tokens[:count])
         for group, spec in enumerate(self.groups):
-            seen = [at for at in visible(spec, count) if at < count]
+            seen = [at for at in seen_by(spec.visibility, count) if at < count]
             self.check(group, blocks.block_tables[group], right, seen)

@@ -12,7 +12,7 @@ from heddle.kvcache.keys import chain_key
 from heddle.kvcache.lookup import GroupLookup, longest_common
 from heddle.kvcache.prefix import Node, PrefixIndex
 from heddle.layout.kv import KVLayout
-from tests.kvcache.fake_rows import visible
+from tests.support.visible import seen_by
 
 RULES = st.one_of(
     st.just(FULL),
@@ -66,7 +66,12 @@ def test_a_group_goes_on_from_where_all_that_will_be_seen_is_there(
         if x % unit and (whole or num_there[x // unit] < x % unit):
             return False
         firsts = -(-rule.num_first // unit)
-        seen = {at // unit for query in range(x, x + 20) for at in visible(spec, query) if at < x}
+        seen = {
+            at // unit
+            for query in range(x, x + 20)
+            for at in seen_by(spec.visibility, query)
+            if at < x
+        }
         seen |= set(range(min(firsts, x // unit)))
         return all(num_there[block] == unit for block in seen if block < x // unit)
 

@@ -15,7 +15,8 @@ from heddle.kvcache.keys import CacheIdentity
 from heddle.kvcache.manager import KVCacheManager
 from heddle.layout.cache_need import UNBOUNDED_TOKENS
 from heddle.layout.kv import KVLayout
-from tests.kvcache.fake_rows import FakeRows, visible
+from tests.kvcache.fake_rows import FakeRows
+from tests.support.visible import seen_by
 
 TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=14)
 IDENTITY = CacheIdentity(model="m", kv_cache_dtype="float32", layout_fingerprint=1)
@@ -309,7 +310,7 @@ def test_a_block_goes_back_exactly_when_no_query_to_come_sees_it(
     window, unit = cache.groups[1], ranks * block_size
 
     def check(sequence, computed):
-        future = {at for query in range(computed, 80) for at in visible(window, query)}
+        future = {at for query in range(computed, 80) for at in seen_by(window.visibility, query)}
         wanted = [
             any(at in future for at in range(block * unit, (block + 1) * unit))
             for block in range(-(-computed // unit))

@@ -37,7 +37,7 @@ class ManagerMachine(RuleBasedStateMachine):
         block_size=st.integers(1, 2),
         num_blocks=st.integers(3, 14),
         has_full=st.booleans(),
-        windows=st.lists(st.tuples(WINDOWS, st.integers(1, 2)), max_size=2),
+        windows=st.lists(st.tuples(WINDOWS, st.booleans()), max_size=2),  # (rule, is cut)
         states=st.sampled_from([0, 0, 1, 2, 3]),
         spare_states=st.integers(0, 3),
         unit=st.integers(1, 4),
@@ -49,7 +49,7 @@ class ManagerMachine(RuleBasedStateMachine):
         rotates, caching,
     ):  # fmt: skip
         groups = [spec(ranks=ranks, block_size=block_size)] * (has_full or not windows)
-        groups += [spec(rule, size, block_size) for rule, size in windows]
+        groups += [spec(rule, ranks if is_cut else 1, block_size) for rule, is_cut in windows]
         num_slots = 1 + states + spare_states if states else 0
         self.cache = make_cache(
             num_blocks,

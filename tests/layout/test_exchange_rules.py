@@ -108,6 +108,14 @@ def test_dcp_divides_the_lanes(lanes: int) -> None:
         assert dcps == [4, 4, 2, 1]
 
 
+@pytest.mark.parametrize("dcp", [1, 3])
+@pytest.mark.parametrize("lanes", [1026, 10**20])
+def test_more_lanes_than_anyone_attends_are_refused(dcp: int, lanes: int) -> None:
+    verdict = judge(LayoutChoice(parallel=degrees(1, dcp, dcp, cp_lanes=lanes)))
+    assert verdict.reasons[0].startswith(f"cp_lanes={lanes} is not legal; ")
+    assert verdict.nearest[0].choice.parallel.cp_lanes == 1024 // dcp * dcp
+
+
 def test_one_rank_may_have_lanes() -> None:
     """So that its bits equal those of a group."""
     assert judge(LayoutChoice(parallel=degrees(1, 1, 1, cp_lanes=4))).legal

@@ -142,6 +142,21 @@ def test_a_stage_pays_for_its_own_layers_only() -> None:
         assert asked.block_bytes == 16 * layers * 3 * 128 * 4
 
 
+def test_a_pool_holds_a_block_of_each_group_and_the_suggestion_works() -> None:
+    few = request(model=hybrid(), cache=CacheConfig(num_blocks_override=6))
+    with pytest.raises(ConfigError, match=r"override=6 .* at least 7 blocks \(nearest: 7\)"):
+        pool_blocks(few)
+    enough = replace(few, cache=CacheConfig(num_blocks_override=7))
+    assert "16 usable tokens in all" in pool_blocks(enough)[1]
+    bytes_of_six = 6 * few.block_bytes
+    with pytest.raises(ConfigError, match="must hold 7 blocks") as caught:
+        pool_blocks(replace(few, cache=CacheConfig(kv_cache_memory_bytes=bytes_of_six)))
+    found = re.search(r"kv_cache_memory_bytes to at least (\d+)", str(caught.value))
+    assert found is not None
+    cache = CacheConfig(kv_cache_memory_bytes=int(found[1]))
+    assert pool_blocks(replace(few, cache=cache))[0] == 7
+
+
 def test_windows_fill_no_more_than_they_show() -> None:
     asked = request(model=hybrid(), max_num_seqs=2, max_num_batched_tokens=100)
     # A run of 63 + 100 tokens touches at most 12 blocks of 16; there are 5 groups of windows.
@@ -176,6 +191,24 @@ def test_a_pool_without_a_state_for_one_sequence_is_refused_and_the_suggestion_w
     mended = replace(small, cache=CacheConfig(kv_cache_memory_bytes=int(found[1])))
     assert pool_state_slots(mended) >= 2
     assert pool_blocks(mended)[0] >= 2
+
+
+def test_states_that_no_memory_bounds_are_counted_and_the_suggestion_works() -> None:
+    asked = request(
+        model=recurrent(),
+        state_slot_bytes=1000,
+        max_num_seqs=10**11,
+        states_per_sequence=3,
+        cache=CacheConfig(num_blocks_override=10),
+    )
+    with pytest.raises(ConfigError, match=r"max_num_seqs=100000000000 is not legal") as caught:
+        pool_state_slots(asked)
+    found = re.search(r"\(nearest: (\d+)\)", str(caught.value))
+    assert found is not None
+    nearest = int(found[1])
+    assert pool_state_slots(replace(asked, max_num_seqs=nearest)) == 4 * nearest + 1
+    with pytest.raises(ConfigError):
+        pool_state_slots(replace(asked, max_num_seqs=nearest + 1))
 
 
 def test_without_attention_there_is_no_block_to_give() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -185,6 +186,22 @@ def test_size_that_is_no_whole_number_is_refused_by_name(sizes: tuple[Any, Any])
 def test_a_degree_that_nobody_can_start_is_refused_at_once(sizes: tuple[int, int, int]) -> None:
     with pytest.raises(TopologyError, match=r"_size=1000000000 is not legal; .*at most 4096"):
         resolved(parallel=degrees(*sizes))
+
+
+@pytest.mark.parametrize("name", ["data_parallel_size", "pipeline_parallel_size"])
+def test_a_degree_of_replicas_or_stages_has_the_same_bound(name: str) -> None:
+    with pytest.raises(TopologyError, match=rf"{name}=4097 is not legal; .*at most 4096"):
+        resolved(parallel=degrees(1, 1, 1, **{name: 4097}))
+
+
+def test_the_degrees_together_are_bounded_and_the_suggestion_works() -> None:
+    with pytest.raises(TopologyError, match=r"data_parallel_size=4096 .* 196,608 ranks") as caught:
+        resolved(parallel=degrees(4, 12, 1, data_parallel_size=4096))
+    found = re.search(r"\(nearest: (\d+)\)", str(caught.value))
+    assert found is not None
+    assert int(found[1]) == 1365
+    few = CacheConfig(num_blocks_override=2)
+    resolved(parallel=degrees(4, 12, 1, data_parallel_size=1365), cache=few)
 
 
 def test_a_step_has_room_for_all_drafts_of_a_sequence() -> None:

@@ -30,15 +30,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_tiny(tmp_path_factory.mktemp("worker"), "llama-6-2")
 
 
-def make_batch(worker: RankWorker, *, sample: SampleSpec | None = GREEDY) -> GlobalBatch:
+def make_batch(worker: RankWorker, *, samples: tuple[SampleSpec, ...] = (GREEDY,)) -> GlobalBatch:
     fingerprint = worker.topology.fingerprint()
     prefill = ScheduledRequest(
         request_id=3,
         token_ids=tuple(range(3, 23)),
         num_computed_tokens=0,
-        block_table=(5, 2, 9, 1, 4),
+        block_tables=((5, 2, 9, 1, 4),),
         layout_fingerprint=fingerprint,
-        sample=sample,
+        samples=samples,
     )
     return GlobalBatch(epoch=2, step=7, requests=(prefill,))
 
@@ -87,7 +87,7 @@ def test_a_changed_message_is_refused_before_any_collective(folder: Path) -> Non
     def body(worker: RankWorker, world: TracingWorld) -> tuple[int, str]:
         batch = make_batch(worker)
         digest = plan(batch, worker.topology).digest
-        request = msgspec.structs.replace(batch.requests[0], block_table=(5, 2, 9, 1, 6))
+        request = msgspec.structs.replace(batch.requests[0], block_tables=((5, 2, 9, 1, 6),))
         damaged = msgspec.structs.replace(batch, requests=(request,))
         with pytest.raises(PlanMismatch, match="nothing was run") as caught:
             worker.execute(damaged, digest)
@@ -128,18 +128,18 @@ def test_nan_in_one_request_is_reported_and_leaves_its_neighbour(folder: Path) -
                 request_id=request_id,
                 token_ids=(11,),
                 num_computed_tokens=6,
-                block_table=(block, block + 1),
+                block_tables=((block, block + 1),),
                 layout_fingerprint=fingerprint,
-                sample=GREEDY,
+                samples=(GREEDY,),
             )
             for request_id, block in ((3, 1), (4, 5))
         )
-        for layer in worker.store.layers:
+        for layer in worker.store.tensors:
             layer.fill_(0.25)
         batch = GlobalBatch(epoch=0, step=0, requests=decodes)
         digest = plan(batch, worker.topology).digest
         clean = worker.execute(batch, digest)
-        worker.store.layers[1][4] = torch.nan  # block 1, first row: position 0 or 1 of request 3
+        worker.store.tensors[1][4] = torch.nan  # block 1, first row: position 0 or 1 of request 3
         spoilt = worker.execute(batch, digest)
         return [
             (token.request_id, token.finite, token.token_id)

@@ -331,7 +331,7 @@ def test_a_preempted_request_can_be_aborted():
     engine.add(text(0, 8), 12, params=IGNORE_EOS)
     victim = engine.add(text(1, 17), 4, params=IGNORE_EOS)
     run_until(engine, lambda: victim.num_preemptions)
-    assert engine.scheduler.abort(victim.request_id) is victim
+    assert engine.scheduler.finish(victim.request_id, "abort", None) is victim
     engine.drain()
     assert victim.finish_reason == "abort"
 
@@ -350,8 +350,8 @@ def test_an_abort_at_any_moment_returns_all_blocks_and_spares_the_neighbour(step
     rows = victim.num_computed_tokens
 
     def abort():
-        assert engine.scheduler.abort(victim.request_id) is victim
-        assert engine.scheduler.abort(victim.request_id) is None
+        assert engine.scheduler.finish(victim.request_id, "abort", None) is victim
+        assert engine.scheduler.finish(victim.request_id, "abort", None) is None
 
     if under_way:
         held = list(victim.block_tables[0])
@@ -430,7 +430,7 @@ def test_a_failed_request_takes_nothing_with_it(bad_step):
 def test_an_abort_does_not_hide_bad_numbers():
     engine = Engine()
     engine.add(text(0, 10), 6)
-    ended = engine.step(failed=[0], during=lambda: engine.scheduler.abort(0))
+    ended = engine.step(failed=[0], during=lambda: engine.scheduler.finish(0, "abort", None))
     assert (ended, engine.requests[0].finish_reason) == ([], "abort")
     again = engine.add(text(0, 10), 1)
     engine.drain()

@@ -134,7 +134,7 @@ def test_rejected_rows_are_never_found_again(num_right):
     engine.guess(3, num_right)
     wrong = [*first.token_ids, *first.draft_token_ids]
     engine.step()
-    engine.scheduler.abort(0)
+    engine.scheduler.finish(0, "abort", None)
     again = engine.add([*wrong, 5, 6], 2, params=IGNORE_EOS)
     engine.drain()
     assert again.num_cached_tokens == 7 + 1 + num_right

@@ -116,7 +116,7 @@ def test_an_abort_under_way_leaves_no_state_that_has_moved_on():
     for _ in range(2):
         engine.step()  # ends at 5, then at 8, where a snapshot is taken
     engine.step()
-    engine.step(during=lambda: engine.scheduler.abort(0))  # from 13 to 16
+    engine.step(during=lambda: engine.scheduler.finish(0, "abort", None))  # from 13 to 16
     again = engine.add(text(0, 30), 4, params=IGNORE_EOS)
     engine.drain()
     assert again.num_cached_tokens == 8

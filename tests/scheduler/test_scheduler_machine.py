@@ -42,7 +42,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         threshold=st.sampled_from([0, 3]),
         caching=st.sampled_from([True, True, False]),
         has_full=st.booleans(),
-        windows=st.lists(st.tuples(WINDOWS, st.integers(1, 2)), max_size=2),
+        windows=st.lists(st.tuples(WINDOWS, st.booleans()), max_size=2),  # (rule, is cut)
         states=st.sampled_from([0, 0, 1, 3]),
         spare_states=st.integers(0, 4),
         unit=st.integers(1, 6),
@@ -64,7 +64,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             long_prefill_token_threshold=threshold,
             max_model_len=WINDOW,
             has_full=has_full or not windows,
-            windows=windows,
+            windows=[(rule, ranks if is_cut else 1) for rule, is_cut in windows],
             num_state_slots=1 + states + spare_states if states else 0,
             states_per_sequence=max(states, 1),
             state_unit=unit,
@@ -103,9 +103,9 @@ class SchedulerMachine(RuleBasedStateMachine):
     def abort(self, data, under_way):
         victim = data.draw(st.sampled_from(self.open_ids()))
         if under_way:
-            self.engine.step(during=lambda: self.engine.scheduler.abort(victim))
+            self.engine.step(during=lambda: self.engine.scheduler.finish(victim, "abort", None))
         else:
-            self.engine.scheduler.abort(victim)
+            self.engine.scheduler.finish(victim, "abort", None)
         self.aborted.add(victim)
 
     @precondition(lambda self: self.engine.running and self.open_ids())

@@ -74,7 +74,7 @@ def test_blocks_of_an_aborted_request_wait_for_its_own_step(num_collected):
     for _ in range(num_collected):
         engine.collect()
     for victim in victims:
-        engine.scheduler.abort(victim.request_id)
+        engine.scheduler.finish(victim.request_id, "abort", None)
     engine.scheduler.audit()
     held = [bool(victim.block_tables[0]) for victim in victims]
     assert held == [num_collected == 0, True]

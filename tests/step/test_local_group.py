@@ -15,9 +15,9 @@ from heddle.step.batch import GlobalBatch
 from heddle.step.local_group import ClassStep, localize_group
 from heddle.step.topology import Topology
 from heddle.step.views import LocalRange, Ranges
-from tests.support.attention_bench import seen_by
 from tests.support.batches import by_length, make_batch, make_topology, request_lengths, topologies
 from tests.support.following import groups_of, owner_and_slot, steps_of, store_copies
+from tests.support.visible import seen_by
 
 
 @given(topologies(), request_lengths)

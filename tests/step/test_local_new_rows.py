@@ -6,9 +6,9 @@ from hypothesis import given
 
 from heddle.step.local_group import localize_group
 from heddle.step.topology import Topology
-from tests.support.attention_bench import seen_by
 from tests.support.batches import make_batch, request_lengths, topologies
 from tests.support.following import owner_and_slot, received_tags, steps_of
+from tests.support.visible import seen_by
 
 
 @given(topologies(), request_lengths)

@@ -10,8 +10,8 @@ from heddle.layout.rows import RowClass
 from heddle.step.new_rows import Halo, halo_size, place_of
 from heddle.step.plan import plan
 from heddle.step.topology import Topology
-from tests.support.attention_bench import seen_by
 from tests.support.batches import RULES, make_batch, make_topology, request_lengths, whole_in_turn
+from tests.support.visible import seen_by
 
 WINDOWED = [rule for rule in RULES if not rule.is_full]
 CUT = [(1, 2, 2), (2, 2, 4), (1, 4, 2), (1, 4, 4), (2, 4, 8)]

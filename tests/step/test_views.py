@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from heddle.config.visibility import Visibility
 from heddle.layout.kv import KVLayout
 from heddle.step.views import Ranges, visible_ranges
-from tests.support.attention_bench import seen_by
 from tests.support.batches import RULES
+from tests.support.visible import seen_by
 
 
 def members(ranges: tuple[Ranges, ...], row: int) -> list[int]:

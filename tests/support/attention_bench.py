@@ -21,7 +21,6 @@ from heddle.comm.base import RankGroups, World
 from heddle.comm.threads import ThreadGroup
 from heddle.comm.tracing import Trace, TracingWorld
 from heddle.config import MLAConfig, ModelConfig
-from heddle.config.visibility import Visibility
 from heddle.layout.heads import HeadLayout
 from heddle.layout.mesh import GROUP_KINDS
 from heddle.runner.guard import ScheduleGuard, guard_groups
@@ -30,6 +29,7 @@ from heddle.step.localize import localize
 from heddle.step.plan import plan
 from heddle.step.schedule import collective_schedule
 from heddle.step.topology import Topology
+from tests.support.visible import seen_by
 
 NOPE, ROPE, LATENT, VALUE = 6, 4, 10, 5
 
@@ -51,16 +51,6 @@ class Truth:
     """Per request `[C + q, K, W]`."""
     expected: list[torch.Tensor]
     """Per request `[q, H, Dv]`."""
-
-
-def seen_by(rule: Visibility, position: int) -> list[int]:
-    """Keys that a query sees, one by one, from the words of the rule."""
-    if rule.kind == "full":
-        return list(range(position + 1))
-    if rule.kind == "chunk":
-        return [t for t in range(position + 1) if t // rule.size == position // rule.size]
-    near = [t for t in range(position + 1) if position - t < rule.size]
-    return sorted({*near, *range(min(rule.num_first, position + 1))})
 
 
 def gqa_expected(

@@ -277,9 +277,9 @@ def _draw(key: str, tensor: torch.Tensor, config: Any, generator: torch.Generato
         return tensor  # follow from the configuration
     noise = torch.randn(tensor.shape, generator=generator, dtype=torch.float32)
     if "norm" in key:
-        # Factors far from 1, some below zero; where they are stored less 1, around 0.
-        is_centred = config.model_type == "qwen3_next" and "linear_attn" not in key
-        return (0.0 if is_centred else 1.0) + 0.5 * noise
+        if config.model_type == "qwen3_next" and "linear_attn" not in key:
+            return 0.25 * noise  # stored less 1
+        return 1.0 + 0.5 * noise  # far from 1, some below zero
     if key.endswith("e_score_correction_bias"):
         return 0.2 * noise
     if key.endswith("bias"):

@@ -28,6 +28,11 @@ if TYPE_CHECKING:  # importing the protocol loads torch, which a driver of proce
 RANK_WORKER = "heddle.runner.worker:RankWorker"
 """The worker of every rank, as `module:attribute`: rank processes import it themselves."""
 
+Submission = tuple[GlobalBatch, int]
+"""A step of one replica: its batch, and the digest of the driver's plan of it. A rank that derives
+another plan refuses to run.
+"""
+
 RankProgress = Callable[[int, int, int], None]
 """(rank, done, total): weights loaded so far."""
 
@@ -71,13 +76,11 @@ class Executor(Protocol):
         """
         ...
 
-    def submit(self, batches: Mapping[int, tuple[GlobalBatch, int]]) -> None:
+    def submit(self, batches: Mapping[int, Submission]) -> None:
         """Begin one step of each named replica, behind those that it has under way.
 
         Args:
-            batches: by replica, the batch for all its ranks and the digest of the driver's plan; a
-                rank that derives another refuses to run. Where replicas move in lockstep, all are
-                named.
+            batches: by replica; where replicas move in lockstep, all are named.
         Raises:
             RankFailed: the executor is not running.
         """

@@ -18,12 +18,10 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from heddle.engine.executors.base import Submission
 from heddle.engine.executors.deadline import StepDeadline, StepWork
 from heddle.errors import HeddleError
 from heddle.step.batch import GlobalBatch, RankReply
-
-Submission = tuple[GlobalBatch, int]
-"""A step of one replica: its batch, and the digest of the driver's plan of it."""
 
 
 @dataclass(slots=True)

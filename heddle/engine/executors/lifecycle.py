@@ -13,9 +13,9 @@ from types import TracebackType
 from typing import Literal, NoReturn, Self, TypeVar
 
 from heddle.config.engine import ResolvedConfig
-from heddle.engine.executors.base import check_agreement
+from heddle.engine.executors.base import Submission, check_agreement
 from heddle.engine.executors.failure import Failure, first_cause, mesh_of, start_error, step_error
-from heddle.engine.executors.ledger import StepLedger, StepUnderWay, Submission
+from heddle.engine.executors.ledger import StepLedger, StepUnderWay
 from heddle.engine.lockstep import moves_in_lockstep
 from heddle.errors import HeddleError, RankFailed
 from heddle.step.batch import GlobalBatch, RankReply

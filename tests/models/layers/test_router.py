@@ -13,24 +13,7 @@ from heddle.config.model import MoEConfig
 from heddle.models.layers.router import Router, load_router
 from heddle.models.weights.loader import WeightLoader
 from tests.support.checkpoints import CPU, DictSource
-
-EXPERTS = 6
-V2 = MoEConfig(
-    num_experts=EXPERTS,
-    num_experts_per_token=2,
-    expert_intermediate_size=5,
-    scoring="softmax",
-    normalize_top_k=False,
-    routed_scaling_factor=1.5,
-)
-V3 = replace(
-    V2,
-    scoring="sigmoid",
-    normalize_top_k=True,
-    top_k_method="noaux_tc",
-    num_groups=3,
-    top_k_groups=2,
-)
+from tests.support.experts import EXPERTS, V2, V3
 
 
 def router(config: MoEConfig, logits: list[float], correction: list[float] | None = None) -> Router:
