@@ -200,25 +200,32 @@ def _options_of(feature: str) -> dict[str, object]:
     return {"exchange" if feature in OPTIONS["exchange"] else "context": feature}
 
 
-def product_cases() -> list[tuple[str, str, Case]]:
-    """(kind, model, case): every model of every kind on every layout with every combination of
-    exchanges; the other options take turns.
+def strategies() -> list[dict[str, object]]:
+    """Every way back of partials while queries travel, and every other way to meet context.
+
+    Where keys travel the way back concerns copied rows alone, so there the ways take turns.
     """
-    exchanges = ("exchange", "context")
-    rest = itertools.cycle(pairwise({k: v for k, v in OPTIONS.items() if k not in exchanges}))
+    ways = itertools.cycle(OPTIONS["exchange"])
+    others = [context for context in OPTIONS["context"] if context != "gather_q"]
+    return [
+        *({"exchange": way, "context": "gather_q"} for way in OPTIONS["exchange"]),
+        *({"exchange": next(ways), "context": context} for context in others),
+    ]
+
+
+def product_cases() -> list[tuple[str, str, Case]]:
+    """(kind, model, case): every model of every kind on every layout with every strategy; the other
+    options take turns.
+    """
+    chosen = ("exchange", "context")
+    rest = itertools.cycle(pairwise({k: v for k, v in OPTIONS.items() if k not in chosen}))
     found: dict[tuple[str, str, Case], None] = {}
     for name, layout in itertools.product(KINDS, LAYOUTS):
         kind = KINDS[name]
         for model in kind.models:
-            values = itertools.product(*(OPTIONS[option] for option in exchanges))
-            if layout.sizes[2] == 1:
-                values = itertools.product(("auto",), ("auto",))
-            for row in values:
-                options = {
-                    **dict(zip(exchanges, row, strict=True)),
-                    **next(rest),
-                    **dict(kind.options),
-                }
+            rows = strategies() if layout.sizes[2] > 1 else [{}]
+            for row in rows:
+                options = {**next(rest), **row, **dict(kind.options)}
                 case = make_case(layout, model_config(model), options)
                 found[name, model, case] = None
     return list(found)

@@ -106,5 +106,5 @@ def test_the_full_product(models: GoldenModels, capsys: pytest.CaptureFixture[st
                 seconds = time.monotonic() - started
                 print(f"{count} cases, {seconds:.0f} s, worst {worst:.2f} of the tolerance, "
                       f"{preemptions} preemptions", flush=True)  # fmt: skip
-    assert len(cases) > 2000
+    assert len(cases) > 3000
     assert preemptions > 100
