@@ -6,6 +6,7 @@ The batch: a prompt in its second chunk (16 new rows after 24 cached) beside a d
 from __future__ import annotations
 
 from heddle.config import ModelConfig, RopeConfig
+from heddle.config.link_costs import LinkCosts
 from heddle.layout.heads import HeadLayout
 from heddle.layout.mesh import Mesh
 from heddle.step.batch import GlobalBatch, ScheduledRequest
@@ -26,10 +27,8 @@ TOPOLOGY = Topology(
     block_size=4,
     dtype="float32",
     kv_cache_dtype="float32",
-    copy_exchange="ag_ar",
-    context_exchange="gather_kv",
-    merge_exchange="ag_rs",
     context_workspace_tokens=16,
+    costs=LinkCosts(alpha=1e-9, beta=1e9),  # cheap calls, so that so short a prompt is cut
 )
 
 
@@ -38,7 +37,7 @@ def request(number: int, rows: int, cached: int, blocks: tuple[int, ...]) -> Sch
         request_id=number,
         token_ids=tuple(range(rows)),
         num_computed_tokens=cached,
-        block_table=blocks,
+        block_tables=(blocks,),
         layout_fingerprint=TOPOLOGY.fingerprint(),
     )
 
@@ -49,9 +48,10 @@ def main() -> None:
     print("classes:", [row_class.value for row_class in step_plan.classes])
     for reason in step_plan.reasons:
         print("chosen:", reason)
-    for chunk in step_plan.context_chunks:
-        pieces = [f"request {p.request} [{p.start}, {p.end})" for p in chunk.pieces]
-        print(f"context chunk of {chunk.padded_local_rows} rows per rank:", ", ".join(pieces))
+    for row_class, choice in step_plan.groups[0].classes.items():
+        for chunk in choice.chunks:
+            pieces = [f"request {p.request} [{p.start}, {p.end})" for p in chunk.pieces]
+            print(f"{row_class.value} rows meet", ", ".join(pieces), "by", choice.context)
     print(f"digest: {step_plan.digest:#018x}")
 
 

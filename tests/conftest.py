@@ -8,6 +8,7 @@ not leak into the suite.
 from __future__ import annotations
 
 import os
+import signal
 
 from hypothesis import HealthCheck, settings
 
@@ -17,6 +18,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 for name in [name for name in os.environ if name.startswith("HEDDLE_")]:
     del os.environ[name]
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # Started in the background of a shell; tests that interrupt, and their children, need it back.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile(
     "laws",

@@ -30,6 +30,7 @@ from heddle.engine.machine import resolve_here
 from heddle.engine.outputs import RequestMetrics, RequestOutput
 from heddle.engine.progress import loading_bar, progress_bar
 from heddle.engine.tokenizer import Tokenizer, load_tokenizer
+from heddle.engine.trace import StepRecord
 from heddle.errors import HeddleError, RequestError
 
 
@@ -195,6 +196,11 @@ class LLM:
             "num_requests_running": self._driver.num_running,
             "num_requests_waiting": self._driver.num_waiting,
         }
+
+    def step_trace(self) -> list[StepRecord]:
+        """The last steps, oldest first: their rows, and why each exchange was chosen."""
+        records = (record for replica in self._driver.replicas for record in replica.records)
+        return sorted(records, key=lambda record: (record.step, record.replica))
 
     def reset_prefix_cache(self) -> None:
         """Forget all cached prefixes."""

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from heddle.config.engine import ResolvedConfig
 from heddle.engine.executors.base import Submission
+from heddle.engine.trace import MAX_RECORDS, StepRecord
 from heddle.kvcache.groups import create_group_specs
 from heddle.kvcache.keys import CacheIdentity
 from heddle.kvcache.manager import KVCacheManager
@@ -60,6 +61,8 @@ class Replica:
         self._topology = topology
         self._first_rank = topology.mesh.ranks_of_replica(index)[0]
         self._under_way: deque[_UnderWay] = deque()
+        self.records: deque[StepRecord] = deque(maxlen=MAX_RECORDS)
+        """Of the last steps, oldest first."""
         self._bad_words: dict[int, BadWordIds] = {}
         self._counted: dict[int, int] = {}
         self._load = 0
@@ -151,6 +154,7 @@ class Replica:
         )
         step_plan = plan(batch, self._topology)
         self._under_way.append(_UnderWay(scheduled, step_plan))
+        self.records.append(StepRecord.of(self.index, step_plan))
         return batch, step_plan.digest
 
     def _count(self, sequence: Request) -> None:

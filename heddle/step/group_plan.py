@@ -68,7 +68,7 @@ class _GroupPlanner:
         if size is None:
             return "gather", 0, ""
         rows = self.rows.num_distributed
-        return "halo", size, f"group {self.group}, new rows: halo, {size} of {rows} rows a rank"
+        return "halo", size, f"new rows: halo, {size} of {rows} rows a rank"
 
     def _copy(self) -> ClassPlan:
         if self.rows.num_copy == 0:
@@ -101,7 +101,7 @@ class _GroupPlanner:
         how = f"the cheapest of {len(plans)}: " if len(plans) > 1 else "as asked: "
         if why:
             how = f"since {why}: "
-        reason = f"group {self.group}, {best.row_class.value} rows: {how}{price}"
+        reason = f"{best.row_class.value} rows: {how}{price}"
         return replace(best, reason=reason)
 
     def _distributed(self, row_class: RowClass) -> ClassPlan:

@@ -67,12 +67,23 @@ def plan(batch: GlobalBatch, topology: Topology) -> StepPlan:
         rows=rows,
         groups=groups,
         logits=logits,
-        reasons=(*placed.reasons, *(reason for group in groups for reason in group.reasons)),
+        reasons=(*placed.reasons, *_group_reasons(groups)),
         coverage=tuple(
             expected_coverage(batch, topology, group) for group in range(len(topology.groups))
         ),
         digest=_digest(batch, rows, groups, logits),
     )
+
+
+def _group_reasons(groups: tuple[GroupPlan, ...]) -> Iterator[str]:
+    """The reasons of all groups; what several groups have in common is said once."""
+    alike: dict[str, list[int]] = {}
+    for index, group in enumerate(groups):
+        for reason in group.reasons:
+            alike.setdefault(reason, []).append(index)
+    for reason, indices in alike.items():
+        name = "group" if len(indices) == 1 else "groups"
+        yield f"{name} {', '.join(map(str, indices))}, {reason}"
 
 
 def _check_fingerprints(batch: GlobalBatch, topology: Topology) -> None:

@@ -9,7 +9,7 @@ from typing import get_args
 
 from heddle.config import ModelConfig, ParallelConfig
 from heddle.config.parallel import CommBackend, ContextExchange
-from heddle.layout.rules import check, legal_layouts
+from heddle.layout.rules import check, legal_layouts, validate
 
 DEFAULT_WORLD_SIZE = 2
 
@@ -64,7 +64,7 @@ def create_trials(
         world_size = world_size or DEFAULT_WORLD_SIZE
         layouts = _of_world(world_size, asked, block_size, model)
     if every_strategy:
-        layouts = [each for layout in layouts for each in _strategies(layout, block_size)]
+        layouts = [each for layout in layouts for each in _strategies(layout, block_size, model)]
     return tuple(Trial(parallel=layout, block_size=block_size) for layout in layouts)
 
 
@@ -81,20 +81,31 @@ def _of_world(
     return (one_of_them,)
 
 
-def _strategies(layout: ParallelConfig, block_size: int) -> Iterator[ParallelConfig]:
+def _strategies(
+    layout: ParallelConfig, block_size: int, model: ModelConfig
+) -> Iterator[ParallelConfig]:
     if layout.decode_context_parallel_size == 1:
         yield layout  # nothing is exchanged, and an interleave has no effect
         return
     for interleave in _interleaves(block_size):
-        for backend in get_args(CommBackend):
-            # `auto` lets context travel; with a named backend queries travel in prefill too.
-            exchange: ContextExchange = "auto" if backend == "auto" else "gather_q"
-            yield replace(
+        for backend, exchange in _exchanges():
+            strategy = replace(
                 layout,
                 kv_interleave_size=interleave,
                 dcp_comm_backend=backend,
                 cp_context_exchange=exchange,
             )
+            if validate(strategy, block_size=block_size, model=model).legal:
+                yield strategy
+
+
+def _exchanges() -> Iterator[tuple[CommBackend, ContextExchange]]:
+    """What `auto` takes, every way back while queries travel, every other way to meet context."""
+    yield "auto", "auto"
+    yield from ((backend, "gather_q") for backend in get_args(CommBackend) if backend != "auto")
+    for exchange in get_args(ContextExchange):
+        if exchange not in ("auto", "gather_q"):
+            yield "auto", exchange
 
 
 def _interleaves(block_size: int) -> Iterable[int]:

@@ -205,6 +205,10 @@ def test_metrics_plan_and_cache(llm: LLM) -> None:
     assert llm.plan.scheduler.max_num_batched_tokens == 16
     assert llm.plan.parallel.world_size == 1
     llm.generate([[*range(3, 60)]], GREEDY)
+    trace = llm.step_trace()
+    assert [record.step for record in trace] == list(range(len(trace)))
+    assert [record.num_rows for record in trace[:5]] == [16, 16, 16, 9, 1]
+    assert (trace[0].row_classes, trace[4].row_classes) == ((("split", 1),), (("copy", 1),))
     (again,) = llm.generate([[*range(3, 60)]], GREEDY)
     assert again.num_cached_tokens > 40
     metrics = llm.get_metrics()

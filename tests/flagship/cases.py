@@ -49,7 +49,8 @@ KINDS: dict[str, Kind] = {
 }
 """Named as on the page of kinds (`heddle.layout.kinds`)."""
 
-RECURRENT = ("gated delta", "Mamba-2", "lightning")
+ATTENTION = tuple(KINDS)[:6]
+"""Dense attention, whatever the keys it sees."""
 
 OPTIONS: dict[str, tuple[object, ...]] = {
     "interleave": (1, 2, "block"),

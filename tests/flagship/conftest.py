@@ -65,6 +65,18 @@ class GoldenModels:
         tolerance = max(tolerance, tolerance_of(golden, case.dtype))
         return run_case(self.path(name), golden, case, tolerance, row_tolerance)
 
+    def check(self, kind: str, name: str, case: Case) -> None:
+        """A default case: equal to golden, and it did what it was meant to do."""
+        report = self.run(name, case)
+        assert report.num_tokens == 77
+        assert report.num_near_ties <= 0.02 * report.num_tokens
+        assert report.num_audited_rows > 200
+        if case.has_drafts:
+            assert report.num_drafts > 0
+        if case.has_prefix and not case.is_preempted and kind in ("full GQA", "MLA"):
+            # 30, 13, 36 and 5 tokens of the second wave lie in the cache, to the token.
+            assert report.num_cached_tokens >= 84 or case.replicas > 1
+
     def rounding(self, name: str) -> float:
         """How far float32 logits of a recurrent model may lie apart; 0 for others."""
         self.path(name)

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heddle.config.visibility import Visibility
+from heddle.config.model import LayerKind
+from heddle.config.visibility import FULL, Visibility
 from heddle.errors import LayoutMismatch
 from heddle.layout.rows import RowClass, RowRequest
 from heddle.step.batch import GlobalBatch
@@ -17,6 +18,8 @@ from heddle.step.placement import Placed
 from heddle.step.plan import plan
 from heddle.step.topology import Topology
 from tests.support.batches import by_length, make_batch, make_topology, request_lengths, topologies
+
+WINDOW = Visibility("window", 32)
 
 
 @given(topologies(), request_lengths)
@@ -124,3 +127,14 @@ def test_an_idle_replica_has_an_empty_plan() -> None:
     step_plan = plan(GlobalBatch(epoch=0, step=3, requests=()), topology)
     assert step_plan.rows.num_local_rows == step_plan.logits.num_rows == 0
     assert step_plan.coverage == (0,)
+
+
+def test_groups_that_choose_alike_say_so_once() -> None:
+    kinds = [LayerKind(visibility=rule) for rule in (FULL, WINDOW, WINDOW, WINDOW)]
+    topology = make_topology(
+        (1, 2, 2), num_layers=4, layer_kinds=tuple(kinds), row_policy=by_length
+    )
+    step_plan = plan(make_batch(topology, [(60, 1)]), topology)
+    assert len(step_plan.groups) == 4
+    (reason,) = step_plan.reasons
+    assert reason.startswith("groups 0, 1, 2, 3, copy rows: as asked: ag_rs ")

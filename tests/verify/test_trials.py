@@ -76,7 +76,7 @@ def test_a_forced_exchange_sweeps_the_layouts_in_which_it_is_legal():
 
 def test_all_means_every_exchange_and_interleave_once():
     found = trials(world_size=2, every_strategy=True)
-    assert len(set(found)) == len(found) == 2 + 2 * 3 * 4
+    assert len(set(found)) == len(found) == 2 + 2 * 3 * 8
     for trial in found:
         assert validate(trial.parallel, block_size=16, model=MODEL).legal
     sharded = {
@@ -96,6 +96,10 @@ def test_all_means_every_exchange_and_interleave_once():
             ("ag_rs", "gather_q"),
             ("ag_ar", "gather_q"),
             ("a2a", "gather_q"),
+            ("a2a_fine", "gather_q"),
+            ("auto", "pass_q"),
+            ("auto", "gather_kv"),
+            ("auto", "ring_kv"),
         )
     }
 
@@ -107,4 +111,4 @@ def test_interleaves_of_all_divide_the_block():
         block_size=1,
     )
     assert {trial.parallel.kv_interleave_size for trial in found} == {1}
-    assert len(found) == 4
+    assert len(found) == 8
