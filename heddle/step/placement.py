@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from heddle.layout.pool import DTYPE_BYTES
 from heddle.layout.rows import RowClass, RowRequest, cut_points
 from heddle.step.batch import ScheduledRequest
 from heddle.step.work import LayerWork, row_keys
@@ -111,7 +112,8 @@ class _Placer:
         heads = self.topology.heads.max_stored_kv_heads
         if self.topology.lanes is not None:
             heads = model.num_kv_heads  # rows must lie alike for every DCP that divides the lanes
-        own = -(-num_rows // self.pcp_size) * heads * model.stored_row_width * 4
+        row_bytes = model.stored_row_width * DTYPE_BYTES[self.topology.kv_cache_dtype]
+        own = -(-num_rows // self.pcp_size) * heads * row_bytes
         seconds = (self.pcp_size - 1) * own / self.costs.beta
         return seconds + (self.costs.alpha if is_extra_call else 0.0)
 

@@ -15,8 +15,9 @@ from typing import NamedTuple
 
 from heddle.config.link_costs import LinkCosts
 from heddle.layout.mesh import GroupKind, Mesh
+from heddle.layout.pool import DTYPE_BYTES
 
-_ITEM_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4}
+_ITEM_BYTES = {**DTYPE_BYTES, "int64": 8, "int32": 4}
 
 
 class Collective(NamedTuple):

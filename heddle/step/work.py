@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 from heddle.config.link_costs import LinkCosts
 from heddle.config.model import ModelConfig
-
-_ITEM_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
+from heddle.layout.pool import DTYPE_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +39,7 @@ class LayerWork:
         heads = -(-model.num_query_heads // tp_size)
         return cls(
             row_flops=2 * weights,
-            weight_bytes=weights * _ITEM_BYTES[dtype],
+            weight_bytes=weights * DTYPE_BYTES[dtype],
             key_flops=2.0 * heads * (model.head_dim + model.output_head_dim),
         )
 

@@ -142,3 +142,15 @@ def test_one_rank_needs_no_choice() -> None:
     found = place_rows(make_batch(topology, [(0, 2000), (9, 1), (0, 1)]).requests, topology)
     assert classes(found) == [RowClass.SPLIT, RowClass.COPY, RowClass.COPY]
     assert found.reasons == ()
+
+
+def test_narrow_rows_are_priced_by_their_own_width() -> None:
+    """Where bytes decide, a cache of half the width cuts a prompt that a wider one leaves whole."""
+    costs = LinkCosts(alpha=0.0, beta=8e6, flops=5e9)
+    lengths = [(0, 300)]
+    wide, narrow = (
+        classes(placed(2, lengths, costs, kv_cache_dtype=dtype))
+        for dtype in ("float64", "bfloat16")
+    )
+    assert RowClass.SPLIT in narrow
+    assert RowClass.SPLIT not in wide
