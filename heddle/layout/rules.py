@@ -17,7 +17,14 @@ from typing import Any, NamedTuple
 from heddle.config.model import ModelConfig
 from heddle.config.parallel import ParallelConfig
 from heddle.errors import TopologyError
-from heddle.layout import axis_rules, exchange_rules, kind_rules, mesh_rules, setting_rules
+from heddle.layout import (
+    axis_rules,
+    exchange_rules,
+    kind_rules,
+    lane_rules,
+    mesh_rules,
+    setting_rules,
+)
 from heddle.layout.choice import DEFAULT_BLOCK_SIZE, LayoutChoice, ModelFacts
 from heddle.layout.mesh import legal_dcp_sizes
 from heddle.layout.nearest import nearest_choices
@@ -46,8 +53,8 @@ RULES: tuple[Rule, ...] = (
     exchange_rules.IDLE_EXCHANGE,
     exchange_rules.QUERY_REPLICA,
     exchange_rules.PASSED_REPLICA,
-    exchange_rules.LANE_COUNT,
-    exchange_rules.LANE_EXCHANGE,
+    lane_rules.LANE_COUNT,
+    lane_rules.LANE_EXCHANGE,
     axis_rules.PIPELINE,
     axis_rules.EXPERTS,
     kind_rules.KIND,
