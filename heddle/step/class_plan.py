@@ -15,10 +15,11 @@ Legend: `m` rows that one PCP rank hands to another.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from heddle.layout.rows import RowClass
 from heddle.step.context import ContextChunk
+from heddle.step.new_rows import Halo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +45,8 @@ class GroupPlan:
     """How new KV of distributed rows reaches its readers: `none`, `own`, `gather` or `halo`."""
     halo_rows: int = 0
     """`m`, where `new_rows` is `halo`."""
+    halo: Halo | None = field(default=None, compare=False, repr=False)
+    """Who needs which rows, there; it follows from batch and rows."""
     new_rows_reason: str = ""
 
     @property

@@ -22,7 +22,7 @@ from heddle.step.exchanges import (
     usable_returns,
 )
 from heddle.step.lanes import MergeLanes
-from heddle.step.new_rows import halo_size
+from heddle.step.new_rows import worthwhile_halo
 from heddle.step.pricing import ContextWork, choose_plan
 from heddle.step.topology import Topology
 
@@ -46,29 +46,30 @@ class _GroupPlanner:
         self.merge_lanes = MergeLanes.of(topology, group)
 
     def run(self) -> GroupPlan:
-        new_rows, halo_rows, reason = self._new_rows()
-        return GroupPlan(
+        plan = GroupPlan(
             classes={
                 RowClass.COPY: self._copy(),
                 RowClass.WHOLE: self._distributed(RowClass.WHOLE),
                 RowClass.SPLIT: self._distributed(RowClass.SPLIT),
             },
-            new_rows=new_rows,
-            halo_rows=halo_rows,
-            new_rows_reason=reason,
+            new_rows=self._plain_new_rows(),
         )
+        return self._with_halo(plan) if plan.new_rows == "gather" else plan
 
-    def _new_rows(self) -> tuple[str, int, str]:
-        """The way, `m`, and why."""
+    def _plain_new_rows(self) -> str:
+        """The way of new rows to their readers when each may be seen anywhere."""
         if self.rows.num_distributed == 0:
-            return "none", 0, ""
-        if self.topology.mesh.pcp_size == 1:
-            return "own", 0, ""
-        size = halo_size(self.batch, self.rows, self.topology, self.group)
-        if size is None:
-            return "gather", 0, ""
-        rows = self.rows.num_distributed
-        return "halo", size, f"new rows: halo, {size} of {rows} rows a rank"
+            return "none"
+        return "own" if self.topology.mesh.pcp_size == 1 else "gather"
+
+    def _with_halo(self, plan: GroupPlan) -> GroupPlan:
+        """The same plan with a halo instead of a gather, where that moves fewer rows."""
+        found = worthwhile_halo(self.batch, self.rows, self.topology, self.group)
+        if found is None:
+            return plan
+        halo, size = found
+        reason = f"new rows: halo, {size} of {self.rows.num_distributed} rows a rank"
+        return replace(plan, new_rows="halo", halo=halo, halo_rows=size, new_rows_reason=reason)
 
     def _copy(self) -> ClassPlan:
         if self.rows.num_copy == 0:

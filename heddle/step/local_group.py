@@ -123,7 +123,7 @@ class _GroupLocalizer:
         self.rule: Visibility = topology.groups[group].visibility
         self.lanes = MergeLanes.of(topology, group)
         self.place = topology.group_position(group, step.global_rank)
-        self.new_rows = new_rows_of(step, topology, group, self.plan)
+        self.new_rows = new_rows_of(step, topology, self.plan)
 
     def run(self) -> GroupStep:
         slot_mapping, coverage = self._slots()

@@ -39,15 +39,14 @@ class NewRows:
         return int(np.searchsorted(self.held, global_row))
 
 
-def new_rows_of(step: RankStep, topology: Topology, group: int, plan: GroupPlan) -> NewRows:
-    """The new rows of one cache group on this rank."""
+def new_rows_of(step: RankStep, topology: Topology, plan: GroupPlan) -> NewRows:
+    """The new rows on this rank, of the cache group that has the plan."""
     rows = step.plan.rows
     shape = (rows.pcp_size, rows.num_local_rows)
     is_row = rows.valid.reshape(shape)[:, rows.num_copy :]
     dealt = np.where(is_row, rows.gather.reshape(shape)[:, rows.num_copy :], -1)  # [P, n]
-    if plan.new_rows == "halo":
-        halo = Halo.of(step.plan.batch, rows, topology, group)
-        return _through_halo(step, topology, halo, dealt[step.pcp_rank], plan.halo_rows)
+    if plan.halo is not None:
+        return _through_halo(step, topology, plan.halo, dealt[step.pcp_rank], plan.halo_rows)
     received = dealt.reshape(-1)
     return NewRows(
         received=received, held=np.sort(received[received >= 0]), order=rows.distributed_order

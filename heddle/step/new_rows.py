@@ -90,13 +90,16 @@ def place_of(topology: Topology, pcp_rank: int, tp_rank: int) -> int:
     return (tp_rank * mesh.pcp_size + pcp_rank) % mesh.dcp_size
 
 
-def halo_size(batch: GlobalBatch, rows: RowLayout, topology: Topology, group: int) -> int | None:
-    """`m` where handing rows to those who need them moves less than a gather; else None."""
+def worthwhile_halo(
+    batch: GlobalBatch, rows: RowLayout, topology: Topology, group: int
+) -> tuple[Halo, int] | None:
+    """Who needs which rows, and `m`, where handing those over moves less than a gather."""
     cache_group = topology.groups[group]
     if cache_group.visibility.is_full or cache_group.world_size == 1:
         return None  # the last rows see everything, or every rank stores it
-    size = Halo.of(batch, rows, topology, group).largest(topology)
-    return size if size < rows.num_distributed else None
+    halo = Halo.of(batch, rows, topology, group)
+    size = halo.largest(topology)
+    return (halo, size) if size < rows.num_distributed else None
 
 
 def _seen_rows(batch: GlobalBatch, rows: RowLayout, topology: Topology, group: int) -> BoolArray:

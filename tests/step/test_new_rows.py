@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from heddle.config.visibility import FULL, Visibility
 from heddle.layout.rows import RowClass
-from heddle.step.new_rows import Halo, halo_size, place_of
+from heddle.step.new_rows import Halo, place_of, worthwhile_halo
 from heddle.step.plan import plan
 from heddle.step.topology import Topology
 from tests.support.batches import RULES, make_batch, make_topology, request_lengths, whole_in_turn
@@ -58,10 +58,10 @@ def test_a_rank_gets_what_it_stores_or_sees(
                 most = max(most, len(expected) if source != target else 0)
     if ranks > 1:
         assert halo.largest(topology) == most
-        size = halo_size(batch, rows, topology, 0)
-        assert size == (most if most < rows.num_distributed else None)
+        found = worthwhile_halo(batch, rows, topology, 0)
+        assert (found and found[1]) == (most if most < rows.num_distributed else None)
     else:
-        assert halo_size(batch, rows, topology, 0) is None
+        assert worthwhile_halo(batch, rows, topology, 0) is None
 
 
 def home_of(topology: Topology, rows) -> dict[int, int]:  # type: ignore[no-untyped-def]
@@ -78,7 +78,7 @@ def home_of(topology: Topology, rows) -> dict[int, int]:  # type: ignore[no-unty
 def test_full_attention_gathers() -> None:
     topology = make_topology((1, 4, 4), rule=FULL)
     batch = make_batch(topology, [(0, 64)])
-    assert halo_size(batch, plan(batch, topology).rows, topology, 0) is None
+    assert worthwhile_halo(batch, plan(batch, topology).rows, topology, 0) is None
 
 
 def test_places_are_those_of_the_mesh() -> None:
