@@ -121,7 +121,7 @@ class TravellingContext:
         width = kind.stored(kind.rows)[1].shape[-1]
         state = AttentionState.nil((*query.shape[:2], width), dtype=self.resources.partial_dtype)
         for part, rows in parts:
-            keys = kind.stored(self.resources.store.read(layer, part.slots).to(query.dtype))
+            keys = kind.stored(self.resources.store.keys(layer, part.slots, query.dtype))
             found = attend(
                 self.resources.backend, kind, query.index_select(0, rows), keys, runs, part.visible
             )

@@ -7,8 +7,10 @@
 Keys are met in parts (`heddle.step.local_context`): a state per part is kept to the end and merged
 in the order of parts, whatever the order in which they came.
 
-Legend: `n` rows of a class, `h` lanes, `N` DCP ranks, `L` rows that a rank sends, `Ks`, `W` stored
-heads and width.
+Rows travel as they are kept, and each rank decodes those that it meets.
+
+Legend: `n` rows of a class, `h` lanes, `N` DCP ranks, `L` rows that a rank sends, `Ks` stored kv
+heads, `W'` elements of a stored row.
 """
 
 from __future__ import annotations
@@ -91,8 +93,8 @@ class StayingContext:
         for chunk in self.chunks:
             for part, rows in self._arrivals(layer, chunk):
                 if part.visible:
-                    keys = kind.expand(_pick(rows, part.index).to(query.dtype))
-                    self._meet(states, part, kind, query, keys, runs)
+                    met = self.resources.store.codec.decode(_pick(rows, part.index), query.dtype)
+                    self._meet(states, part, kind, query, kind.expand(met), runs)
         if not states:
             return None
         return joined([states[number] for number in sorted(states)])
@@ -117,7 +119,7 @@ class StayingContext:
             state.out[rows], state.lse[rows] = merged.out, merged.lse
 
     def _arrivals(self, layer: int, chunk: _Chunk) -> Iterator[tuple[_Part, torch.Tensor]]:
-        """Each part, and the rows `[..., Ks, W]` among which its keys lie."""
+        """Each part, and the rows `[..., Ks, W']` among which its keys lie."""
         shares = [self.resources.store.read(layer, slots) for slots in chunk.sends]
         if self.context == "local":
             for share, parts in zip(shares, chunk.pieces, strict=True):
@@ -127,10 +129,10 @@ class StayingContext:
         torch.cat(shares, out=shard[: sum(map(len, shares))])
         dcp = self.resources.groups.dcp
         if self.context == "gather_kv":
-            rows = dcp.all_gather(shard).flatten(0, 1)  # [N * L, Ks, W]
+            rows = dcp.all_gather(shard).flatten(0, 1)  # [N * L, Ks, W']
             yield from ((part, rows) for parts in chunk.pieces for part in parts)
             return
-        for source, rows in visitors(dcp, shard):  # [L, Ks, W]
+        for source, rows in visitors(dcp, shard):  # [L, Ks, W']
             yield from ((parts[source], rows) for parts in chunk.pieces)
 
 

@@ -5,13 +5,17 @@ both (MLA), so one write and one gather move both:
 
     layer[slot, head] = | key: D | value: D |        or        | latent: 512 | rotary key: 64 |
 
+A codec says how such a row is kept (`heddle.attention.row_codec`): as elements of some type, or as
+bytes with their scales. Rows are copied, gathered and sent as they are kept, and decoded where
+queries meet them.
+
 Layer j of every cache group lives in tensor j: a block id belongs to one group at a time, so layers
 of different groups never meet in a page (`heddle.layout.cache_groups`).
 
 Slots come from the layout (`KVLayout.slots`), reads go by local index through a block table: local
 index l of a sequence lies in block `table[l // block_size]`, row `l % block_size`.
 
-Legend: `Ks` stored kv heads, `W` width of a stored row.
+Legend: `Ks` stored kv heads, `W` elements of a row, `W'` elements of a stored row.
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from heddle.attention.row_codec import RowCodec
 from heddle.kvcache.copies import BlockCopy
 from heddle.layout.kv import KVLayout
 from heddle.step.views import LocalRange
@@ -68,8 +73,7 @@ class KVStore:
         num_blocks: int,
         block_size: int,
         num_heads: int,
-        row_width: int,
-        dtype: torch.dtype,
+        codec: RowCodec,
         device: torch.device,
     ) -> None:
         """Allocate.
@@ -79,20 +83,21 @@ class KVStore:
             num_blocks: of the pool, block 0 included.
             block_size: rows of a block.
             num_heads: `Ks`.
-            row_width: `W`.
-            dtype: of stored elements.
+            codec: how a row is kept.
             device: of the tensors.
         """
         self.block_size = block_size
-        self.dtype = dtype
+        self.codec = codec
         self._tensor_of_layer = dict(tensor_of_layer)
         num_tensors = max(self._tensor_of_layer.values(), default=-1) + 1
-        shape = (num_blocks * block_size, num_heads, row_width)
+        shape = (num_blocks * block_size, num_heads, codec.width)
         # Never touched pages stay uncommitted, so a large pool costs only what is written.
-        self.tensors = [torch.empty(shape, dtype=dtype, device=device) for _ in range(num_tensors)]
+        self.tensors = [
+            torch.empty(shape, dtype=codec.element, device=device) for _ in range(num_tensors)
+        ]
 
     def layer(self, layer: int) -> torch.Tensor:
-        """`[slots, Ks, W]`: the tensor in which a layer's rows lie."""
+        """`[slots, Ks, W']`: the tensor in which a layer's rows lie."""
         return self.tensors[self._tensor_of_layer[layer]]
 
     def locate(self, keys: LocalRange) -> SlotRange:
@@ -115,11 +120,15 @@ class KVStore:
         return SlotRange(0, 0, torch.tensor(slots[offset : offset + length].copy()))
 
     def read(self, layer: int, slots: SlotRange) -> torch.Tensor:
-        """`[L, Ks, W]`: a view where the slots are one run, else a copy."""
+        """`[L, Ks, W']` as stored: a view where the slots are one run, else a copy."""
         rows = self.layer(layer)
         if slots.index is None:
             return rows[slots.start : slots.end]
         return rows.index_select(0, slots.index)
+
+    def keys(self, layer: int, slots: SlotRange, dtype: torch.dtype) -> torch.Tensor:
+        """`[L, Ks, W]`: the same in a compute type."""
+        return self.codec.decode(self.read(layer, slots), dtype)
 
     def write(self, layer: int, write: SlotWrite, rows: torch.Tensor) -> None:
         """Store the rows that belong here.
@@ -127,7 +136,7 @@ class KVStore:
         Args:
             layer: index of the layer.
             write: from `SlotWrite.of`.
-            rows: `[R, Ks, W]`, every row this rank sees in the step, in the dtype of the cache.
+            rows: `[R, Ks, W']`, every row this rank sees in the step, encoded.
         """
         if len(write.slots) == 0:
             return

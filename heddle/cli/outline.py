@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from heddle.layout.cache_groups import CacheGroup
+from heddle.layout.cache_rows import row_format
 from heddle.layout.cut import cut
 from heddle.layout.mesh import Mesh
 from heddle.step.topology import Topology
@@ -69,7 +70,10 @@ def _share(mesh: Mesh, rank: int, count: int) -> list[int]:
 
 
 def cache_group(topology: Topology, group: CacheGroup) -> dict[str, Any]:
-    """One cache group; `window` is None under full attention."""
+    """One cache group; `window` is None under full attention, bytes are those of a token on the
+    rank that stores most heads of it, all stages together.
+    """
+    row_bytes = row_format(topology.model, topology.kv_cache_dtype).row_bytes
     rule = group.visibility
     return {
         "rule": rule.kind,
@@ -78,6 +82,7 @@ def cache_group(topology: Topology, group: CacheGroup) -> dict[str, Any]:
         "layers": list(group.layers),
         "ranks_sharing": group.world_size,
         "block_tokens": group.world_size * topology.block_size,
+        "token_bytes": len(group.layers) * topology.heads.max_stored_kv_heads * row_bytes,
     }
 
 

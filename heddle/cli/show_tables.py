@@ -50,14 +50,15 @@ def _layers(groups: Sequence[dict[str, Any]], recurrent: dict[str, Any] | None) 
             rule_text(group),
             f"{group['ranks_sharing']} ranks, cut" if group["ranks_sharing"] > 1 else "each rank",
             group["block_tokens"],
+            group["token_bytes"],
         ]
         for index, group in enumerate(groups)
     ]
     if recurrent is not None:
         slots = recurrent["state_slots_per_sequence"]
         state = f"all, in {slots} state slot a sequence"
-        rows.append(["-", runs_text(recurrent["layers"]), state, "each rank", "-"])
-    columns = ["group", "layers", "a row sees", "kept on", "tokens of a block"]
+        rows.append(["-", runs_text(recurrent["layers"]), state, "each rank", "-", "-"])
+    columns = ["group", "layers", "a row sees", "kept on", "block", "bytes a token"]
     return Table(title="cache groups", columns=columns, rows=rows)
 
 

@@ -80,7 +80,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     if arguments.max_tokens < 1:
         raise ConfigError("--max-tokens 0 is not legal; at least 1 token is compared (nearest: 1)")
     path = resolve_model_path(config.model)
-    model = load_model_config(path)
+    model = load_model_config(path, config.hf_overrides, config.model_impl)
     trials = create_trials(
         config.parallel,
         block_size=config.cache.block_size,
@@ -108,6 +108,8 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         output.document(document)
     else:
         output.table(_table(document))
+        if document["one_rank_error"] is not None:
+            output.text(_narrow_error(document))
         output.text(_verdict(document))
     return 0 if certificate.ok else 1
 
@@ -131,6 +133,16 @@ def _table(document: dict[str, Any]) -> Table:
 
 def _cell(value: Any) -> str:
     return f"{value:.1e}" if isinstance(value, float) else str(value)
+
+
+def _narrow_error(document: dict[str, Any]) -> str:
+    """What the narrow type costs, whatever the layout."""
+    error = document["one_rank_error"]
+    return (
+        f"one rank, {document['dtype']}, {document['kv_cache_dtype']} cache, against "
+        f"float32: largest logit difference {error['max_abs']:.1e}, rms {error['rms']:.1e}, "
+        f"{error['other_tokens']} of {error['num_steps']} tokens differ"
+    )
 
 
 def _verdict(document: dict[str, Any]) -> str:

@@ -1,6 +1,6 @@
 """How many virtual blocks and state slots a pool has: capacity, computed once.
 
-    block bytes on a rank = tensors * block_size * Ks * row width * bytes of an element
+    block bytes on a rank = tensors * block_size * Ks * bytes of a row
     tensors               = most layers that a cache group has in one pipeline stage
     blocks                = pool bytes on a rank // block bytes, at most what the sequences can use
     usable tokens         = of the longest sequence that fits alone, in all, not per rank; block 0
@@ -27,12 +27,12 @@ from heddle.config.visibility import Visibility
 from heddle.errors import ConfigError
 from heddle.layout.cache_groups import CacheGroup, create_cache_groups, max_stage_tensors
 from heddle.layout.cache_need import UNBOUNDED_TOKENS, blocks_needed, longest_sequence
+from heddle.layout.cache_rows import DTYPE_BYTES, row_format
 from heddle.layout.cut import cut
 from heddle.layout.heads import HeadLayout
 from heddle.layout.mesh import Mesh
 from heddle.layout.recurrent_heads import RecurrentLayout
 
-DTYPE_BYTES = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2}
 _MEMORY_SHARE = 4
 """The pool takes one part in four of the free memory; pages are committed only when written."""
 MAX_BLOCKS = 1 << 24
@@ -91,7 +91,7 @@ class PoolRequest:
             self.groups, self.model.num_layers, sizes.pipeline_parallel_size
         )
         rows = tensors * self.cache.block_size * heads.max_stored_kv_heads
-        return rows * self.model.stored_row_width * DTYPE_BYTES[self.kv_dtype]
+        return rows * row_format(self.model, self.kv_dtype).row_bytes
 
     @property
     def max_blocks(self) -> int:

@@ -8,8 +8,9 @@
 Where the ranks of a slice project each other's queries, only row blocks are left to be gathered.
 
 Legend: `N = P' * k` DCP ranks (`P'` PCP, `k` TP ranks), `n` rows of a class and `h` query-head
-lanes of a rank, `Dq`, `Do` widths of a travelling query and of a partial, `Ks` stored kv heads, `W`
-stored row width, `X` lanes of a merge that one rank holds, `m` rows of a halo.
+lanes of a rank, `Dq`, `Do` widths of a travelling query and of a partial, `Ks` stored kv heads,
+`W'` elements of a stored row (which travels as it is kept), `X` lanes of a merge that one rank
+holds, `m` rows of a halo.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from heddle.layout.cache_rows import row_format
 from heddle.layout.mesh import GroupKind
 from heddle.layout.rows import RowClass
 from heddle.step.context import ContextChunk
@@ -51,9 +53,10 @@ class ExchangeSizes:
     stored_heads: int
     """`Ks`."""
     row_width: int
-    """`W`."""
+    """`W'`."""
     dtype: str
-    kv_dtype: str
+    row_dtype: str
+    """Of these elements."""
     replicates_queries: bool = False
     """Each rank has the queries of its whole slice."""
     has_sinks: bool = False
@@ -77,6 +80,7 @@ class ExchangeSizes:
     def of(cls, topology: Topology, tp_rank: int) -> ExchangeSizes:
         """The sizes of a rank's slice."""
         mesh, model, lanes = topology.mesh, topology.model, topology.lanes
+        rows = row_format(model, topology.kv_cache_dtype)
         return cls(
             world_size=mesh.dcp_size,
             pcp_size=mesh.pcp_size,
@@ -86,9 +90,9 @@ class ExchangeSizes:
             query_width=model.stored_key_width,
             partial_width=model.partial_width,
             stored_heads=topology.heads.num_stored_kv_heads(mesh.slice_of(tp_rank)),
-            row_width=model.stored_row_width,
+            row_width=rows.width,
             dtype=topology.dtype,
-            kv_dtype=topology.kv_cache_dtype,
+            row_dtype=rows.element,
             replicates_queries=topology.replicates_queries,
             has_sinks=model.has_sinks,
             merge_lanes=None if lanes is None else lanes // mesh.dcp_size,
@@ -234,7 +238,7 @@ def key_gather(chunks: Sequence[ContextChunk], sizes: ExchangeSizes) -> Iterator
     """Cached context, one gather per chunk."""
     for chunk in chunks:
         shape = (chunk.padded_local_rows, sizes.stored_heads, sizes.row_width)
-        yield Collective("all_gather", "dcp", shape, sizes.kv_dtype)
+        yield Collective("all_gather", "dcp", shape, sizes.row_dtype)
 
 
 def key_ring(chunks: Sequence[ContextChunk], sizes: ExchangeSizes) -> Iterator[Collective]:
@@ -242,7 +246,7 @@ def key_ring(chunks: Sequence[ContextChunk], sizes: ExchangeSizes) -> Iterator[C
     for chunk in chunks:
         shape = (chunk.padded_local_rows, sizes.stored_heads, sizes.row_width)
         for _ in range(sizes.world_size - 1):
-            yield Collective("shift", "dcp", shape, sizes.kv_dtype)
+            yield Collective("shift", "dcp", shape, sizes.row_dtype)
 
 
 def new_rows_gather(
@@ -259,6 +263,6 @@ def new_rows_gather(
     """
     row = (sizes.stored_heads, sizes.row_width)
     if new_rows == "gather":
-        yield Collective("all_gather", "pcp", (num_rows, *row), sizes.kv_dtype)
+        yield Collective("all_gather", "pcp", (num_rows, *row), sizes.row_dtype)
     elif new_rows == "halo" and halo_rows > 0:
-        yield Collective("all_to_all", "pcp", (sizes.pcp_size, halo_rows, *row), sizes.kv_dtype)
+        yield Collective("all_to_all", "pcp", (sizes.pcp_size, halo_rows, *row), sizes.row_dtype)

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from heddle.layout.pool import DTYPE_BYTES
+from heddle.layout.cache_rows import DTYPE_BYTES
 from heddle.layout.rows import RowLayout
 from heddle.step.localize import RankStep
 from heddle.step.topology import Topology

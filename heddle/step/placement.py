@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from heddle.layout.pool import DTYPE_BYTES
+from heddle.layout.cache_rows import row_format
 from heddle.layout.rows import RowClass, RowRequest, cut_points
 from heddle.step.batch import ScheduledRequest
 from heddle.step.work import LayerWork, row_keys
@@ -112,7 +112,7 @@ class _Placer:
         heads = self.topology.heads.max_stored_kv_heads
         if self.topology.lanes is not None:
             heads = model.num_kv_heads  # rows must lie alike for every DCP that divides the lanes
-        row_bytes = model.stored_row_width * DTYPE_BYTES[self.topology.kv_cache_dtype]
+        row_bytes = row_format(model, self.topology.kv_cache_dtype).row_bytes
         own = -(-num_rows // self.pcp_size) * heads * row_bytes
         seconds = (self.pcp_size - 1) * own / self.costs.beta
         return seconds + (self.costs.alpha if is_extra_call else 0.0)

@@ -14,10 +14,10 @@ from math import prod
 from typing import NamedTuple
 
 from heddle.config.link_costs import LinkCosts
+from heddle.layout.cache_rows import DTYPE_BYTES
 from heddle.layout.mesh import GroupKind, Mesh
-from heddle.layout.pool import DTYPE_BYTES
 
-_ITEM_BYTES = {**DTYPE_BYTES, "int64": 8, "int32": 4}
+_ITEM_BYTES = {**DTYPE_BYTES, "int64": 8, "int32": 4, "uint8": 1}
 
 
 class Collective(NamedTuple):

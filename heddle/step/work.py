@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from heddle.config.link_costs import LinkCosts
 from heddle.config.model import ModelConfig
-from heddle.layout.pool import DTYPE_BYTES
+from heddle.layout.cache_rows import DTYPE_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

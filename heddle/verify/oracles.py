@@ -23,6 +23,19 @@ _TIE_TOLERANCES = 100
 _NARROW_SHARE = 2
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NarrowError:
+    """What one rank of a narrow type loses against one rank in float32."""
+
+    max_abs: float
+    """Largest difference of a logit."""
+    rms: float
+    """Root of the mean square of all differences."""
+    other_tokens: int
+    """Steps at which another token is best."""
+    num_steps: int
+
+
 @dataclass(frozen=True, slots=True)
 class Bound:
     """What counts as equal."""
@@ -31,6 +44,8 @@ class Bound:
     """Largest logit difference that is rounding."""
     tie_gap: float
     """Gap of the two best golden logits up to which a step is a near tie."""
+    narrow_error: NarrowError | None = None
+    """What the bound was made of; None in wide types, whose rounding is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +100,21 @@ def wide_bound(golden: Sequence[Trace], dtype: str) -> Bound:
 
 def narrow_bound(golden: Sequence[Trace], one_rank: Sequence[Trace]) -> Bound:
     """Twice the error of one rank of a narrow type against the float32 run."""
-    tolerance = _NARROW_SHARE * _largest_distance(one_rank, golden)
-    return Bound(tolerance, 2 * tolerance)  # two logits may move towards each other
+    error = narrow_error(golden, one_rank)
+    tolerance = _NARROW_SHARE * error.max_abs
+    return Bound(tolerance, 2 * tolerance, error)  # two logits may move towards each other
+
+
+def narrow_error(golden: Sequence[Trace], one_rank: Sequence[Trace]) -> NarrowError:
+    """How far one rank of a narrow type is from the float32 run that it was led by."""
+    found = torch.cat([trace.logits for trace in one_rank])  # [S of all answers, W]
+    exact = torch.cat([trace.logits for trace in golden])
+    return NarrowError(
+        max_abs=_largest_distance(one_rank, golden),
+        rms=float((found - exact).square().mean().sqrt()),
+        other_tokens=int((found.argmax(dim=-1) != exact.argmax(dim=-1)).sum()),
+        num_steps=len(exact),
+    )
 
 
 def compare(golden: Sequence[Trace], found: Sequence[Trace], bound: Bound) -> Comparison:

@@ -10,12 +10,14 @@ from heddle.verify.certify import Certificate, Finding
 
 def certificate_document(certificate: Certificate) -> dict[str, Any]:
     """The document that `heddle verify --json` prints."""
+    error = certificate.bound.narrow_error
     return {
         "ok": certificate.ok,
         "dtype": certificate.dtype,
         "kv_cache_dtype": certificate.kv_cache_dtype,
         "tolerance": certificate.bound.tolerance,
         "tie_gap": certificate.bound.tie_gap,
+        "one_rank_error": None if error is None else asdict(error),
         "prompt_lens": list(certificate.prompt_lens),
         "num_tokens": certificate.num_tokens,
         "layouts": [_layout(finding) for finding in certificate.findings],

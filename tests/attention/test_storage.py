@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from heddle.attention.row_codec import PlainRows
 from heddle.attention.storage import KVStore, SlotWrite
 from heddle.kvcache.copies import BlockCopy
 from heddle.layout.kv import KVLayout
@@ -21,8 +22,7 @@ def make_store(num_blocks: int = 12) -> KVStore:
         num_blocks=num_blocks,
         block_size=BLOCK,
         num_heads=2,
-        row_width=3,
-        dtype=torch.float32,
+        codec=PlainRows(3, torch.float32),
         device=torch.device("cpu"),
     )
 
@@ -104,8 +104,7 @@ def test_layers_of_different_groups_share_a_tensor() -> None:
         num_blocks=3,
         block_size=BLOCK,
         num_heads=1,
-        row_width=2,
-        dtype=torch.float32,
+        codec=PlainRows(2, torch.float32),
         device=torch.device("cpu"),
     )
     assert len(store.tensors) == 2

@@ -6,6 +6,7 @@ Expectations are written out per layer; the plan must price them alike.
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from heddle.step.traffic import FREE, Cost, cost_of
 from tests.support.attention_bench import (
     call_gqa,
     gqa_truth,
+    in_float64,
     make_mla_call,
     mla_case,
     mla_truth,
@@ -27,6 +29,7 @@ from tests.support.attention_bench import (
     seen_by,
 )
 from tests.support.batches import by_length, make_batch, make_topology
+from tests.support.quantized import rounded
 
 SIZES = [(2, 1, 2), (4, 1, 2), (4, 1, 4), (1, 2, 2), (2, 2, 2), (2, 2, 4), (3, 2, 6)]
 WIDTH, HEADS, KV_HEADS, ELEMENT = 8, 12, 4, 4
@@ -204,6 +207,37 @@ def test_latent_rows_travel_as_latents() -> None:
             ("all_to_all", "dcp", 3 * 1 * 6 * (10 + 1) * 8),
             ("all_gather", "dcp", 3 * 5 * 14 * 8),
         ]
+
+
+@pytest.mark.parametrize("dtype", ["int8", "fp8_e4m3"])
+@pytest.mark.parametrize("context", ["gather_kv", "ring_kv"])
+@pytest.mark.parametrize("sizes", [(2, 1, 2), (1, 2, 2), (2, 2, 4)], ids=str)
+def test_quantised_rows_travel_as_bytes_with_their_scales(
+    sizes: tuple[int, int, int], context: str, dtype: str
+) -> None:
+    """A byte an element and two scales of four, of cached rows and of new ones."""
+    tp, pcp, dcp = sizes
+    asked = make_topology(sizes, workspace=1000, context_exchange=context, row_policy=by_length)
+    topology = replace(asked, kv_cache_dtype=dtype)
+    batch = make_batch(topology, [(20, 24)])
+    stored, row = KV_HEADS * max(1, dcp // pcp) // tp, 2 * WIDTH + 8
+    calls = 1 if context == "gather_kv" else dcp - 1
+    expected = Cost(calls, (dcp - 1) * (20 // dcp) * stored * row)
+    if pcp > 1:
+        expected += Cost(1, (pcp - 1) * (24 // pcp) * stored * row)
+    assert predicted(topology, batch, ("dcp", "slice", "pcp")) == expected
+    truth = gqa_truth(topology, batch, torch.float32)
+    exact = in_float64(topology, truth, lambda rows: rounded(rows, WIDTH, dtype))
+    for result in run_ranks(topology, batch, exact, call_gqa, "torch"):
+        assert counted(result.trace.records, ("dcp", "slice", "pcp")) == expected
+        assert result.error < 1e-4
+    assert (
+        max(
+            float((found - other).abs().max())
+            for found, other in zip(exact.expected, truth.expected, strict=True)
+        )
+        > 1e-3
+    ), "the rounding of rows shows"
 
 
 def test_one_rank_moves_nothing() -> None:

@@ -131,6 +131,7 @@ def test_parts_of_a_model_are_shown_where_there_are_any():
                     "layers": [0, 2],
                     "ranks_sharing": sharing,
                     "block_tokens": 8,
+                    "token_bytes": 512,
                 }
                 for sharing in (1, 4)
             ],
@@ -141,9 +142,9 @@ def test_parts_of_a_model_are_shown_where_there_are_any():
         [[0, "[0,3)", "0-1"], [1, "-", "2-3"]],
         [["[0,2)", "0 2"], ["[2,4)", "1 3"]],
         [
-            [0, "0 2", "last 9", "each rank", 8],
-            [1, "0 2", "last 9", "4 ranks, cut", 8],
-            ["-", "1 3", "all, in 1 state slot a sequence", "each rank", "-"],
+            [0, "0 2", "last 9", "each rank", 8, 512],
+            [1, "0 2", "last 9", "4 ranks, cut", 8, 512],
+            ["-", "1 3", "all, in 1 state slot a sequence", "each rank", "-", "-"],
         ],
     ]
 

@@ -55,6 +55,19 @@ def test_stages_and_replicas_are_named_where_they_add_ranks(tiny_folder, capsys)
     assert "tp 1 pcp 1 dcp 1 pp 2 dp 2 interleave 1" in err
 
 
+def test_a_narrow_cache_is_told_with_its_error(tiny_folder, capsys):
+    layout = ["-tp", 2, "-dcp", 2, "--executor", "threads", "--kv-cache-dtype", "int8"]
+    code, out, _ = verify(capsys, tiny_folder, *layout)
+    assert code == 0
+    assert "one rank, float32, int8 cache, against float32: largest logit difference" in out
+    code, out, _ = verify(capsys, tiny_folder, *layout, "--json")
+    document = json.loads(out)
+    error = document["one_rank_error"]
+    assert document["kv_cache_dtype"] == "int8"
+    assert 0 < error["rms"] < error["max_abs"] == document["tolerance"] / 2
+    assert document["layouts"][0]["max_abs_logit_diff"] <= document["tolerance"]
+
+
 def test_a_difference_is_exit_1_and_named(tiny_folder, capsys, monkeypatch):
     from heddle.verify import oracles
 

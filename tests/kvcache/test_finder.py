@@ -7,7 +7,7 @@ import pytest
 from heddle.config.visibility import FULL, Visibility
 from heddle.kvcache.finder import PrefixFinder
 from heddle.kvcache.groups import GroupSpec
-from heddle.kvcache.keys import CacheIdentity
+from heddle.kvcache.keys import COMMON, CacheIdentity, CacheScope
 from heddle.kvcache.prefix import Node, PrefixIndex
 from heddle.kvcache.state_cache import StateCache
 from heddle.layout.kv import KVLayout
@@ -27,7 +27,7 @@ def create(index: PrefixIndex, groups=GROUPS, num_slots: int = 0) -> PrefixFinde
 
 def store(index: PrefixIndex, finder: PrefixFinder, rank: int, tokens: tuple[int, ...]) -> None:
     """A block of the first group as a sequence on `rank` leaves it."""
-    chain = finder.chains(finder.new_sequence(None), rank)[0]
+    chain = finder.chains(finder.new_sequence(COMMON), rank)[0]
     index.insert(len(index) + 1, Node(chain.root, tokens, is_first=True))
 
 
@@ -36,7 +36,7 @@ def test_content_is_found_on_the_rank_where_its_chain_starts(rank: int) -> None:
     index = PrefixIndex()
     finder = create(index, GROUPS[:1])
     store(index, finder, rank, PROMPT[:3])
-    hit = finder.find(finder.new_sequence(None), PROMPT)
+    hit = finder.find(finder.new_sequence(COMMON), PROMPT)
     assert (hit.num_tokens, hit.start_rank, hit.groups[0].blocks) == (3, rank, (1,))
     assert len(index) == 1
 
@@ -46,7 +46,7 @@ def test_the_longest_hit_wins_and_the_lowest_rank_of_equals() -> None:
     finder = create(index, GROUPS[:1])
     for rank, tokens in ((2, PROMPT[:3]), (1, PROMPT[:3]), (0, PROMPT[:2])):
         store(index, finder, rank, tokens)
-    hit = finder.find(finder.new_sequence(None), PROMPT)
+    hit = finder.find(finder.new_sequence(COMMON), PROMPT)
     assert (hit.num_tokens, hit.start_rank, hit.whole) == (3, 1, None)
 
 
@@ -54,7 +54,7 @@ def test_a_hit_with_a_copy_carries_the_best_one_without() -> None:
     index = PrefixIndex()
     finder = create(index, GROUPS[:1])
     store(index, finder, 1, PROMPT[:2])
-    hit = finder.find(finder.new_sequence(None), PROMPT)
+    hit = finder.find(finder.new_sequence(COMMON), PROMPT)
     assert (hit.num_tokens, hit.num_copied) == (2, 2)
     assert hit.whole is not None
     assert (hit.whole.num_tokens, hit.whole.start_rank) == (0, 1)
@@ -66,7 +66,9 @@ def test_names_differ_by_salt_and_group_and_by_rank_where_ranks_share() -> None:
         (salt, rank, group): chain.root
         for salt in (None, "a")
         for rank in range(RANKS)
-        for group, chain in enumerate(finder.chains(finder.new_sequence(salt), rank))
+        for group, chain in enumerate(
+            finder.chains(finder.new_sequence(CacheScope(salt=salt)), rank)
+        )
     }
     assert len({roots[salt, rank, 0] for salt in (None, "a") for rank in range(RANKS)}) == 6
     assert len({roots[None, rank, 1] for rank in range(RANKS)}) == 1  # stored whole on each rank
@@ -75,10 +77,10 @@ def test_names_differ_by_salt_and_group_and_by_rank_where_ranks_share() -> None:
 
 def test_chains_are_made_once_and_states_only_where_layers_have_some() -> None:
     finder = create(PrefixIndex())
-    blocks = finder.new_sequence(None)
+    blocks = finder.new_sequence(COMMON)
     assert finder.chains(blocks, 2) is finder.chains(blocks, 2)
     assert finder.chains(blocks, 0) is blocks.chains
     assert blocks.states is None
-    states = create(PrefixIndex(), num_slots=4).new_sequence(None).states
+    states = create(PrefixIndex(), num_slots=4).new_sequence(COMMON).states
     assert states is not None
     assert states.slots == []

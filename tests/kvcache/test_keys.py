@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heddle.kvcache.keys import CacheIdentity, chain_key, root_key
+from heddle.kvcache.keys import CacheIdentity, CacheScope, chain_key, root_key
 from heddle.layout.kv import KVLayout
 
 LAYOUT = KVLayout(world_size=2, interleave_size=2, block_size=4)
@@ -37,9 +37,9 @@ def test_roots_differ_when_any_field_differs(other):
 
 
 def test_salts_separate_and_no_salt_is_the_common_cache():
-    keys = {root_key(identity(), salt) for salt in (None, "", "a", "b")}
+    keys = {root_key(identity(), CacheScope(salt=salt)) for salt in (None, "", "a", "b")}
     assert len(keys) == 3
-    assert root_key(identity(), "") == root_key(identity())
+    assert root_key(identity(), CacheScope(salt="")) == root_key(identity())
 
 
 def test_field_borders_are_part_of_the_root():
@@ -61,3 +61,10 @@ def test_equal_keys_mean_equal_tokens(left, right):
 def test_a_chain_key_depends_on_what_comes_before():
     first = chain_key(chain_key(b"r", (1, 2)), (3, 4))
     assert first != chain_key(chain_key(b"r", (1, 9)), (3, 4))
+
+
+def test_scopes_separate_by_every_part():
+    parts = ({"salt": "x"}, {"adapter": "x"}, {"rope_variant": 7}, {"embeddings": b"x"})
+    scopes = [CacheScope(), *(CacheScope(**part) for part in parts)]
+    assert len({root_key(identity(), scope) for scope in scopes}) == len(scopes)
+    assert root_key(identity(), CacheScope(rope_variant=2**33)) != root_key(identity())

@@ -11,7 +11,7 @@ from heddle.errors import KVCacheFull
 from heddle.kvcache.copies import BlockCopy, CacheEdits
 from heddle.kvcache.groups import GroupSpec
 from heddle.kvcache.hits import NoHit
-from heddle.kvcache.keys import CacheIdentity
+from heddle.kvcache.keys import CacheIdentity, CacheScope
 from heddle.kvcache.manager import KVCacheManager
 from heddle.layout.cache_need import UNBOUNDED_TOKENS
 from heddle.layout.kv import KVLayout
@@ -42,7 +42,7 @@ def make_cache(
 
 def start(cache, tokens, salt=None):
     """Look up and start one sequence, its blocks taken; returns it with its hit."""
-    sequence = cache.new_sequence(salt)
+    sequence = cache.new_sequence(CacheScope(salt=salt))
     hit = cache.fitting(cache.lookup(sequence, tokens), len(tokens))
     assert hit is not None
     cache.start(sequence, hit, len(tokens))
@@ -64,7 +64,7 @@ def run_once(cache, tokens, salt=None):
 
 
 def lookup(cache, tokens, salt=None, **options):
-    return cache.lookup(cache.new_sequence(salt), tokens, **options)
+    return cache.lookup(cache.new_sequence(CacheScope(salt=salt)), tokens, **options)
 
 
 def shared_len(left, right):

@@ -7,11 +7,15 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
+from heddle.attention.row_codec import create_row_codec
+from heddle.attention.storage import KVStore
 from heddle.config import CacheConfig, ModelConfig
 from heddle.config.model import LayerKind, RecurrentConfig
 from heddle.config.visibility import Visibility
 from heddle.errors import ConfigError
+from heddle.layout.cache_rows import CACHE_DTYPES, row_format
 from heddle.layout.pool import PoolRequest, pool_blocks, pool_state_slots, state_slot_bytes
 from tests.support.layouts import degrees
 from tests.support.models import latent_config, model_config
@@ -43,6 +47,9 @@ def request(**changes: Any) -> PoolRequest:
         (model_config(), 3, 1, 1, "bfloat16", 30 * 1 * 128 * 2),
         (model_config(), 3, 2, 2, "float64", 30 * 1 * 128 * 8),
         (latent_config(), 4, 1, 2, "float16", 2 * 1 * 576 * 2),
+        # a byte an element, and a scale of 4 for key and value, or for latent and rotary key
+        (model_config(), 2, 1, 1, "int8", 30 * 2 * (128 + 8)),
+        (latent_config(), 4, 1, 2, "fp8_e4m3", 2 * 1 * (576 + 8)),
     ],
 )
 def test_block_bytes_are_those_of_the_largest_rank(
@@ -57,6 +64,32 @@ def test_a_gibibyte_of_the_small_model_holds_what_was_derived() -> None:
     assert blocks == 1456  # 23,301 tokens of 46,080 bytes, in pages of 16
     assert "23,280 usable tokens in all" in why
     assert "kv_cache_memory_bytes=1,073,741,824" in why
+
+
+@pytest.mark.parametrize("dtype", CACHE_DTYPES)
+@pytest.mark.parametrize(
+    ("model", "parallel"), [(model_config(), (1, 2, 2)), (latent_config(), (2, 1, 2))]
+)
+def test_bytes_of_a_block_are_those_of_its_tensors(
+    model: ModelConfig, parallel: tuple[int, int, int], dtype: str
+) -> None:
+    asked = request(model=model, parallel=degrees(*parallel), kv_dtype=dtype)
+    store = KVStore(
+        tensor_of_layer={layer: layer for layer in range(model.num_layers)},
+        num_blocks=1,
+        block_size=16,
+        num_heads=model.num_kv_heads,
+        codec=create_row_codec(row_format(model, dtype)),
+        device=torch.device("cpu"),
+    )
+    assert sum(rows.numel() * rows.element_size() for rows in store.tensors) == asked.block_bytes
+
+
+def test_an_int8_pool_holds_nearly_four_times_the_tokens_of_float32() -> None:
+    wide, _ = pool_blocks(request(max_model_len=1 << 17))
+    narrow, why = pool_blocks(request(max_model_len=1 << 17, kv_dtype="int8"))
+    assert narrow == GIB // (16 * 30 * 3 * 136) > 3.7 * wide
+    assert f"{(narrow - 1) * 16:,} usable tokens in all" in why
 
 
 def test_the_default_is_a_quarter_of_the_free_memory_over_the_ranks_of_the_host() -> None:

@@ -28,7 +28,7 @@ def decode_cost(
         stored_heads=1,
         row_width=width,
         dtype="bfloat16",
-        kv_dtype="bfloat16",
+        row_dtype="bfloat16",
     )
     calls = [
         *query_gather(1, shape, is_copy=True),

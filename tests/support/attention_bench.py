@@ -15,12 +15,14 @@ import torch
 
 from heddle.attention.backends import create_backend
 from heddle.attention.resources import AttentionResources
+from heddle.attention.row_codec import PlainRows, RowCodec, create_row_codec
 from heddle.attention.step_attention import RankAttention
 from heddle.attention.storage import KVStore
 from heddle.comm.base import RankGroups, World
 from heddle.comm.threads import ThreadGroup
 from heddle.comm.tracing import Trace, TracingWorld
 from heddle.config import MLAConfig, ModelConfig
+from heddle.layout.cache_rows import row_format
 from heddle.layout.heads import HeadLayout
 from heddle.layout.mesh import GROUP_KINDS
 from heddle.runner.guard import ScheduleGuard, guard_groups
@@ -78,14 +80,18 @@ def gqa_expected(
     return out
 
 
-def in_float64(topology: Topology, truth: Truth) -> Truth:
-    """The same inputs; what they must give is computed in float64."""
-    pairs = zip(truth.query, truth.rows, strict=True)
-    return Truth(
-        truth.query,
-        truth.rows,
-        [gqa_expected(topology.model, query.double(), rows.double()) for query, rows in pairs],
-    )
+def in_float64(
+    topology: Topology,
+    truth: Truth,
+    rounded: Callable[[torch.Tensor], torch.Tensor] = lambda rows: rows,
+) -> Truth:
+    """The same inputs; what they must give is computed in float64, of rows as a cache has them."""
+    model = topology.model
+    expected = [
+        gqa_expected(model, query.double(), rounded(rows).double())
+        for query, rows in zip(truth.query, truth.rows, strict=True)
+    ]
+    return Truth(truth.query, truth.rows, expected)
 
 
 def gqa_truth(
@@ -117,13 +123,19 @@ def fill_cache(
     ranks = topology.groups[0].world_size
     place = place if ranks > 1 else 0
     for layer in store.tensors:
-        layer.fill_(torch.nan)
+        layer.view(torch.uint8).fill_(255)  # NaN in every type
         for request, rows in zip(batch.requests, truth.rows, strict=True):
             for t in range(request.num_computed_tokens):
                 index = t // (ranks * run) * run + t % run
                 page = request.block_tables[0][index // block]
                 if (t // run) % ranks == place and page != 0:
-                    layer[page * block + index % block] = rows[t, kv]
+                    layer[page * block + index % block] = store.codec.encode(rows[t, kv])
+
+
+def _codec(topology: Topology, rows: torch.Tensor) -> RowCodec:
+    """That of the topology where it is a quantised one; else rows are kept as they come."""
+    asked = row_format(topology.model, topology.kv_cache_dtype)
+    return create_row_codec(asked) if asked.is_quantized else PlainRows(rows.shape[-1], rows.dtype)
 
 
 def form_groups(topology: Topology, world: World, guard: ScheduleGuard) -> RankGroups:
@@ -201,8 +213,7 @@ def run_ranks(
             num_blocks=blocks,
             block_size=topology.block_size,
             num_heads=kv.stop - kv.start,
-            row_width=flat_rows.shape[-1],
-            dtype=dtype,
+            codec=_codec(topology, flat_rows),
             device=torch.device("cpu"),
         )
         fill_cache(topology, batch, truth, store, step.dcp_rank, kv)

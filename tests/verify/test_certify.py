@@ -62,14 +62,19 @@ def test_float64_is_held_to_its_own_bound(tiny_path):
     assert certificate.bound.tolerance < 1e-7
 
 
-def test_a_narrow_cache_is_held_to_twice_the_error_of_one_rank(tiny_path):
+@pytest.mark.parametrize("kv_dtype", ["bfloat16", "int8", "fp8_e4m3"])
+def test_a_narrow_cache_is_held_to_twice_the_error_of_one_rank(tiny_path, kv_dtype):
     config = engine(tiny_path)
-    narrow = replace(config.cache, kv_cache_dtype="bfloat16")
+    narrow = replace(config.cache, kv_cache_dtype=kv_dtype)
     certificate, lines = run_certify(
         tiny_path, [Trial(parallel=LAYOUT, block_size=4)], cache=narrow
     )
-    assert (certificate.dtype, certificate.kv_cache_dtype) == ("float32", "bfloat16")
+    assert (certificate.dtype, certificate.kv_cache_dtype) == ("float32", kv_dtype)
     assert certificate.bound.tolerance > 1e-3
+    error = certificate.bound.narrow_error
+    assert certificate.bound.tolerance == 2 * error.max_abs
+    assert 0 < error.rms < error.max_abs
+    assert certificate_document(certificate)["one_rank_error"]["num_steps"] == 4 * 4
     assert len(lines) == 3
     assert certificate.findings[0].comparison.logits_close
 

@@ -78,4 +78,11 @@ def test_a_wide_bound_scales_with_the_largest_logit(dtype, largest, tolerance):
 def test_a_narrow_bound_is_twice_the_error_of_one_rank():
     golden = [trace([1.0, 2.0]), trace([3.0, 4.0])]
     rounded = [trace([1.0, 2.25]), trace([2.5, 4.0])]
-    assert narrow_bound(golden, rounded) == Bound(tolerance=1.0, tie_gap=2.0)
+    bound = narrow_bound(golden, rounded)
+    assert (bound.tolerance, bound.tie_gap) == (1.0, 2.0)
+    error = bound.narrow_error
+    assert (error.max_abs, error.other_tokens, error.num_steps) == (0.5, 0, 2)
+    assert error.rms == pytest.approx((0.25**2 + 0.5**2) ** 0.5 / 2)
+    other = narrow_bound(golden, [trace([2.5, 2.0]), trace([3.0, 4.0])]).narrow_error
+    assert other.other_tokens == 1
+    assert wide_bound(golden, "float32").narrow_error is None

@@ -128,7 +128,8 @@ class KeyChoice:
             torch.full(shape, NO_ID, dtype=torch.int32, device=query.device),
         )
         for sequence in self.sequences:
-            keys = kind.index_keys(self.store.read(layer, sequence.keys))
+            rows = self.store.keys(layer, sequence.keys, query.dtype)
+            keys = kind.index_keys(rows)
             step = rows_at_once(query.shape[1], len(keys))
             for first in range(0, len(sequence.rows), step):
                 part = slice(first, first + step)

@@ -91,7 +91,7 @@ class SparseRows:
         step = max(1, _HELD_ELEMENTS // max(1, slots.shape[1] * kind.rows.shape[-1]))
         for first in range(0, len(query), step):
             rows = slice(first, first + step)
-            key, value = kind.stored(self._read(layer, slots[rows]).to(query.dtype))
+            key, value = kind.stored(self._read(layer, slots[rows], query.dtype))
             found = attend_selected(query[rows], key, value, count[rows], kind.scale)
             state.out[rows] = found.out
             state.lse[rows] = found.lse
@@ -108,9 +108,9 @@ class SparseRows:
         places = (ids + self.first_slot[:, None]).masked_fill(~used, 0)
         return self.slots[places].masked_fill(~used, 0), count.cpu().numpy()
 
-    def _read(self, layer: int, slots: torch.Tensor) -> torch.Tensor:
+    def _read(self, layer: int, slots: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """`[r, most]` slots -> `[r, most, W]`."""
-        rows = self.store.read(layer, SlotRange(0, 0, slots.flatten()))
+        rows = self.store.keys(layer, SlotRange(0, 0, slots.flatten()), dtype)
         return rows.view(*slots.shape, rows.shape[-1])
 
 

@@ -16,6 +16,7 @@ import torch
 from heddle.attention.backends import create_backend
 from heddle.attention.base import IndexRows
 from heddle.attention.resources import AttentionResources
+from heddle.attention.row_codec import PlainRows
 from heddle.attention.sparse.create import create_sparse_rows
 from heddle.attention.sparse.kind import SparseLatentKind
 from heddle.attention.sparse.rows import SparseRows
@@ -197,8 +198,7 @@ def filled_store(topology: Topology, batch: GlobalBatch, found: Sequences, place
         num_blocks=blocks,
         block_size=block,
         num_heads=1,
-        row_width=LATENT + ROPE + INDEX_WIDTH,
-        dtype=found.latent[0].dtype,
+        codec=PlainRows(LATENT + ROPE + INDEX_WIDTH, found.latent[0].dtype),
         device=torch.device("cpu"),
     )
     store.layer(0).fill_(torch.nan)

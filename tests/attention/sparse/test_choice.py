@@ -8,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from heddle.attention.row_codec import PlainRows
 from heddle.attention.sparse import choice, rows
 from heddle.attention.sparse.choice import LocalSequence, RequestRows
 from heddle.attention.storage import KVStore
@@ -30,8 +31,7 @@ def test_a_rank_knows_the_positions_and_slots_of_its_keys(
         num_blocks=12,
         block_size=4,
         num_heads=1,
-        row_width=1,
-        dtype=torch.float64,
+        codec=PlainRows(1, torch.float64),
         device=torch.device("cpu"),
     )
     store.layer(0)[:, 0, 0] = torch.arange(48)  # every slot holds its own number
