@@ -52,6 +52,11 @@ class Tokenizer:
         return int(self._inner.get_vocab_size(with_added_tokens=True))
 
     @property
+    def largest_token_id(self) -> int:
+        """The highest id that a text may become."""
+        return max(self._inner.get_vocab(with_added_tokens=True).values(), default=-1)
+
+    @property
     def bos_token_id(self) -> int | None:
         """Id of the begin token."""
         return self._special_id("bos_token")
@@ -164,6 +169,19 @@ def load_tokenizer(model_path: str) -> Tokenizer | None:
     if any((path / name).is_file() for name in _OTHER_TOKENIZER_FILES):
         return _from_transformers(path)
     return None
+
+
+def check_tokenizer(tokenizer: Tokenizer | None, model_path: str, vocab_size: int) -> None:
+    """See that every id of a tokenizer has a row in the embedding, before that is loaded.
+
+    Raises:
+        ModelFileError: one has none.
+    """
+    if tokenizer is not None and tokenizer.largest_token_id >= vocab_size:
+        raise ModelFileError(
+            f"{model_path}: the tokenizer has ids up to {tokenizer.largest_token_id}, and "
+            f"model.embed_tokens.weight rows for {vocab_size}; they belong to different models"
+        )
 
 
 def _from_gguf(path: Path) -> Tokenizer:

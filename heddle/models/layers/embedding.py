@@ -70,5 +70,8 @@ def load_vocabulary(
     loader: WeightLoader, shard: Shard, name: str, vocab_size: int, hidden_size: int
 ) -> VocabularyShard:
     """Load a rank's rows of the matrix called `name`."""
-    weight = loader.load(f"{name}.weight", (vocab_size, hidden_size), rows=shard.cut(vocab_size))
+    first, last = shard.cut(vocab_size)
+    loader.check(f"{name}.weight", (vocab_size, hidden_size))
+    weight = loader.turned_zeros(last - first, hidden_size)
+    loader.fill(weight, f"{name}.weight", (vocab_size, hidden_size), (first, last))
     return VocabularyShard(weight.t().contiguous(), vocab_size, shard)

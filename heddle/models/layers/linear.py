@@ -16,6 +16,8 @@ from dataclasses import dataclass
 
 import torch
 
+from heddle.attention.base import StepOps
+from heddle.models.adapters.slots import AdapterSite, AdapterSlots
 from heddle.models.layers.shard import Shard
 from heddle.models.weights.loader import Piece, WeightLoader
 from heddle.models.weights.source import Span
@@ -27,17 +29,34 @@ class Linear:
 
     weight: torch.Tensor  # [in, out] of this rank
     bias: torch.Tensor | None = None  # [out]
+    adapters: AdapterSlots | None = None
+    """Low-rank updates of some rows; None: it takes none."""
 
     @classmethod
-    def of(cls, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
-        """From a matrix as checkpoints hold it, `[out, in]`."""
-        return cls(weight.t().contiguous(), bias)
+    def of(
+        cls,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        adapters: AdapterSlots | None = None,
+    ) -> Linear:
+        """From a matrix as checkpoints hold it, `[out, in]`; not copied if its transpose is
+        contiguous.
+        """
+        return cls(weight.t().contiguous(), bias, adapters)
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """`[M, in]` -> `[M, out]`."""
-        if self.bias is None:
-            return x @ self.weight
-        return torch.addmm(self.bias, x, self.weight)
+    def __call__(self, x: torch.Tensor, ops: StepOps | None = None) -> torch.Tensor:
+        """`[M, in]` -> `[M, out]`.
+
+        Args:
+            x: rows of the step.
+            ops: the step; needed where the product takes adapters.
+        """
+        out = x @ self.weight if self.bias is None else torch.addmm(self.bias, x, self.weight)
+        if self.adapters is not None and not self.adapters.is_empty:
+            assert ops is not None, "a block passes the step to products that take adapters"
+            if ops.adapters is not None:
+                self.adapters.add(out, x, ops.adapters)
+        return out
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +64,11 @@ class ColumnPart:
     """Some outputs of one checkpoint matrix, and how much room they get in a fused one."""
 
     name: str
-    """Without `.weight`."""
+    """Without `.weight`; parts of one checkpoint matrix share it, their size and their bias."""
     size: int
     """Outputs of the whole matrix."""
     span: Span
-    """Outputs that this rank computes."""
+    """Outputs that this rank computes, counted from the first of the whole matrix."""
     room: int
     """Outputs in the fused result, at least the span; the rest are zeros."""
     has_bias: bool = False
@@ -63,19 +82,50 @@ class ColumnPart:
 
 
 def load_columns(loader: WeightLoader, parts: Sequence[ColumnPart], num_inputs: int) -> Linear:
-    """One product for several matrices that share their input; outputs lie side by side."""
+    """One product for several matrices that share their input; outputs lie side by side.
+
+    Parts of one checkpoint matrix are read together.
+    """
     for part in parts:
         loader.check(f"{part.name}.weight", (part.size, num_inputs))
-    weight = loader.zeros(sum(part.room * len(part.spans) for part in parts), num_inputs)
+    weight = loader.turned_zeros(sum(part.room * len(part.spans) for part in parts), num_inputs)
     bias = loader.zeros(weight.shape[0]) if any(part.has_bias for part in parts) else None
+    for name, placed in _by_matrix(parts).items():
+        shape, has_bias = (placed[0][1].size, num_inputs), placed[0][1].has_bias
+        loader.fill_pieces(f"{name}.weight", shape, _all_pieces(weight, placed))
+        if bias is not None and has_bias:
+            loader.fill_pieces(f"{name}.bias", shape[:1], _all_pieces(bias, placed))
+    sites = [_site(name, placed, num_inputs) for name, placed in _by_matrix(parts).items()]
+    return Linear.of(weight, bias, loader.take_adapters(sites))
+
+
+def _site(name: str, placed: Sequence[tuple[int, ColumnPart]], num_inputs: int) -> AdapterSite:
+    """Where the outputs of a checkpoint matrix lie among those of the product."""
+    return AdapterSite(
+        module=name,
+        num_outputs=placed[0][1].size,
+        num_inputs=num_inputs,
+        inputs=(0, num_inputs),
+        pieces=tuple(
+            (start + index * part.room, span)
+            for start, part in placed
+            for index, span in enumerate(part.spans)
+        ),
+    )
+
+
+def _by_matrix(parts: Sequence[ColumnPart]) -> dict[str, list[tuple[int, ColumnPart]]]:
+    """Name of a checkpoint matrix -> its parts, each with the output at which it starts."""
+    placed: dict[str, list[tuple[int, ColumnPart]]] = {}
     start = 0
     for part in parts:
-        shape = (part.size, num_inputs)
-        loader.fill_pieces(f"{part.name}.weight", shape, _pieces(weight, start, part))
-        if bias is not None and part.has_bias:
-            loader.fill_pieces(f"{part.name}.bias", shape[:1], _pieces(bias, start, part))
+        placed.setdefault(part.name, []).append((start, part))
         start += part.room * len(part.spans)
-    return Linear.of(weight, bias)
+    return placed
+
+
+def _all_pieces(target: torch.Tensor, placed: Sequence[tuple[int, ColumnPart]]) -> list[Piece]:
+    return [piece for start, part in placed for piece in _pieces(target, start, part)]
 
 
 def _pieces(target: torch.Tensor, start: int, part: ColumnPart) -> list[Piece]:
@@ -98,9 +148,19 @@ def load_rows(
     has_bias: bool = False,
 ) -> Linear:
     """A matrix of which this rank holds the inputs in `span`; all ranks' results add up."""
-    weight = loader.load(f"{name}.weight", (num_outputs, num_inputs), cols=span)
+    loader.check(f"{name}.weight", (num_outputs, num_inputs))
+    weight = loader.turned_zeros(num_outputs, span[1] - span[0])
+    loader.fill(weight, f"{name}.weight", (num_outputs, num_inputs), cols=span)
+    site = AdapterSite(
+        module=name,
+        num_outputs=num_outputs,
+        num_inputs=num_inputs,
+        inputs=span,
+        pieces=((0, (0, num_outputs)),),
+    )
+    adapters = loader.take_adapters([site])
     if not has_bias:
-        return Linear.of(weight)
+        return Linear.of(weight, adapters=adapters)
     bias = loader.load(f"{name}.bias", (num_outputs,))
     # One rank adds the bias, else the sum would hold it once per rank.
-    return Linear.of(weight, bias if shard.rank == 0 else None)
+    return Linear.of(weight, bias if shard.rank == 0 else None, adapters)

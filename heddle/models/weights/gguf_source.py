@@ -3,9 +3,9 @@
 The file is mapped, never read whole. A column range is widened to whole quantisation blocks,
 dequantised and trimmed, so any cut over ranks gives the numbers of the uncut matrix.
 
-Rotary order: files of the `llama` kind store query and key rows with the two elements of a rotary
-pair side by side. Row `(head, pair, half)` of the file is row `(head, half, pair)` of the
-checkpoint; the order is undone here.
+Rotary order: files of the `llama` and `granite` kinds store query and key rows with the two
+elements of a rotary pair side by side. Row `(head, pair, half)` of the file is row
+`(head, half, pair)` of the checkpoint; the order is undone here.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import torch
 from heddle.errors import ModelFileError, UnsupportedError
 from heddle.models.config_fields import Fields
 from heddle.models.gguf_header import GgufHeader, GgufTensor, read_gguf_header
+from heddle.models.weights.mapped_file import MappedFile
 from heddle.models.weights.source import Span
 
 _TOP_NAMES = {
@@ -39,6 +40,8 @@ _LAYER_NAMES = {
     "attn_q_norm": "self_attn.q_norm",
     "attn_k_norm": "self_attn.k_norm",
     "ffn_norm": "post_attention_layernorm",
+    "post_attention_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
@@ -46,7 +49,7 @@ _LAYER_NAMES = {
 _LAYER_PATTERN = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 _TOP_PATTERN = re.compile(r"(\w+)\.(weight|bias)")
 _ROTARY_PATTERN = re.compile(r"model\.layers\.\d+\.self_attn\.[qk]_proj\.(weight|bias)")
-_PAIRED_ARCHITECTURES = ("llama",)
+_PAIRED_ARCHITECTURES = ("llama", "granite")
 _CHUNK_ELEMENTS = 8192
 _UNREADABLE = frozenset(
     kind
@@ -89,7 +92,8 @@ class GgufSource:
                 raise ModelFileError(f"{header.path}: {name} and {other} are one tensor")
         for name, tensor in header.tensors.items():
             _check_extent(header, name, tensor)
-        self._bytes: npt.NDArray[np.uint8] = np.memmap(header.path, dtype=np.uint8, mode="r")
+        self._file = MappedFile(header.path)
+        self._bytes = np.frombuffer(self._file.buffer, dtype=np.uint8)
         self._paired_head_dim = _paired_head_dim(Fields(header.path, header.entries))
 
     def names(self) -> tuple[str, ...]:
@@ -136,7 +140,9 @@ class GgufSource:
         first, last = start // block, -(-end // block)
         row_bytes = num_cols // block * block_bytes
         begin = tensor.offset + rows[0] * row_bytes
-        stored = self._bytes[begin : begin + (rows[1] - rows[0]) * row_bytes]
+        end_byte = begin + (rows[1] - rows[0]) * row_bytes
+        self._file.use(begin, end_byte)
+        stored = self._bytes[begin:end_byte]
         blocks = stored.reshape(rows[1] - rows[0], row_bytes)
         part = np.array(blocks[:, first * block_bytes : last * block_bytes])
         return _dequantize(part, kind)[:, start - first * block : end - first * block]

@@ -4,19 +4,25 @@ A family states for each parameter which checkpoint tensor it comes from, the wh
 tensor must have, and the slice that this rank holds. What the file has beyond that must be on a
 short list, or the file is refused: a tensor nobody asked for usually means that the configuration
 and the weights do not belong together.
+
+Tensors are read in chunks, so that a rank needs memory for its parameters and little more: while
+one chunk is converted, the next is fetched from disk.
 """
 
 from __future__ import annotations
 
 import difflib
+import itertools
+import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from heddle.errors import ModelFileError
-from heddle.models.weights.source import Span, WeightSource
+from heddle.models.adapters.slots import AdapterSite, AdapterSlots
+from heddle.models.weights.source import PrefetchingSource, Span, WeightSource
 
 Progress = Callable[[int, int], None]
 """Called with (tensors loaded, tensors in all)."""
@@ -27,6 +33,11 @@ _DERIVED = (
     r"rope_freqs\.weight",
     r".*\.self_attn\.(slope_rate|query_decay|key_decay|diagonal_decay)",
 )
+
+# Elements of a chunk: 1 MB in float32, so that what is converted stays in a core's cache.
+_CHUNK_ELEMENTS = 1 << 18
+# Quantised forms share words, scales and rotary pairs among so many rows at most.
+_ROWS_TOGETHER = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +60,7 @@ class WeightLoader:
         device: of the parameters.
         ignored: regular expressions of further names that need not be loaded.
         progress: told after each tensor.
+        adapter_slots: gets the slots of every product that takes adapters; None: none does.
     """
 
     def __init__(
@@ -59,6 +71,7 @@ class WeightLoader:
         *,
         ignored: tuple[str, ...] = (),
         progress: Progress | None = None,
+        adapter_slots: list[AdapterSlots] | None = None,
     ) -> None:
         self.dtype = dtype
         self.device = device
@@ -69,10 +82,27 @@ class WeightLoader:
         self._total = len(self._pending)
         self._loaded: set[str] = set()
         self._progress = progress
+        self._adapter_slots = adapter_slots
 
     def zeros(self, *shape: int) -> torch.Tensor:
         """A parameter to be filled in parts."""
         return torch.zeros(shape, dtype=self.dtype, device=self.device)
+
+    def turned_zeros(self, num_outputs: int, num_inputs: int) -> torch.Tensor:
+        """A matrix `[out, in]` to be filled, whose transpose is contiguous in memory."""
+        return self.zeros(num_inputs, num_outputs).t()
+
+    def take_adapters(self, sites: Sequence[AdapterSite]) -> AdapterSlots | None:
+        """Slots for adapters of a product, known to whoever asked for the model.
+
+        Args:
+            sites: matrices of the checkpoint within the product.
+        """
+        if self._adapter_slots is None:
+            return None
+        slots = AdapterSlots(sites)
+        self._adapter_slots.append(slots)
+        return slots
 
     def load(
         self,
@@ -117,12 +147,20 @@ class WeightLoader:
     def fill_pieces(self, name: str, shape: tuple[int, ...], pieces: Sequence[Piece]) -> None:
         """As `fill`, with several slices of one tensor."""
         self.check(name, shape)
-        for piece in pieces:
-            piece.target.copy_(self._source.read(name, piece.rows, piece.cols, piece.depth))
+        chunks = [chunk for piece in pieces for chunk in _chunks(piece, shape)]
+        for chunk, following in zip(chunks, [*chunks[1:], None], strict=True):
+            if following is not None:
+                self._prefetch(name, following)
+            _copy(chunk.target, self._source.read(name, chunk.rows, chunk.cols, chunk.depth))
         self._pending.discard(name)
         self._loaded.add(name)
         if self._progress is not None:
             self._progress(len(self._loaded), self._total)
+
+    def _prefetch(self, name: str, chunk: Piece) -> None:
+        is_whole_rows = chunk.cols is None and chunk.depth is None
+        if is_whole_rows and isinstance(self._source, PrefetchingSource):
+            self._source.prefetch(name, chunk.rows)
 
     def leave(self, prefix: str) -> None:
         """Leave tensors alone whose names start so: they are the model's, and another rank's."""
@@ -137,9 +175,12 @@ class WeightLoader:
     def finish(self) -> None:
         """Check that the file holds nothing else.
 
+        Biases of zeros are let pass: some writers store one for every matrix.
+
         Raises:
             ModelFileError: a tensor was not asked for.
         """
+        self._pending = {name for name in self._pending if not self._is_zero_bias(name)}
         if self._pending:
             name = min(self._pending)
             more = f" and {len(self._pending) - 1} more" if len(self._pending) > 1 else ""
@@ -147,6 +188,9 @@ class WeightLoader:
                 f"{self._source.location(name)}: {name}{more} is not part of the configured model; "
                 f"{len(self._loaded)} tensors were expected"
             )
+
+    def _is_zero_bias(self, name: str) -> bool:
+        return name.endswith(".bias") and not self._source.read(name).any()
 
     def check(self, name: str, shape: tuple[int, ...]) -> None:
         """See that a tensor is there and has this shape, before memory of that size is asked for.
@@ -165,3 +209,50 @@ class WeightLoader:
             raise ModelFileError(
                 f"{self._source.location(name)}: {name} has shape {found}; {shape} was expected"
             )
+
+
+def _chunks(piece: Piece, shape: tuple[int, ...]) -> Iterator[Piece]:
+    """Cut a piece so that no part has many more than `_CHUNK_ELEMENTS`: along the first dimension,
+    and where one row of it is too much, along the next.
+    """
+    given = (piece.rows, piece.cols, piece.depth)
+    wholes = [(0, size) for size in shape]
+    spans = [span or whole for span, whole in zip(given, wholes, strict=False)]
+    for cut in _cuts(spans):
+        index = [
+            slice(first - span[0], last - span[0])
+            for (first, last), span in zip(cut, spans, strict=True)
+        ]
+        # A range that is not cut stays None: whole rows lie in one stretch of the file.
+        parts = [
+            None if span is None and part == whole else part
+            for span, part, whole in zip(given, cut, wholes, strict=False)
+        ]
+        yield Piece(piece.target[tuple(index)], *parts)
+
+
+def _cuts(spans: Sequence[Span]) -> Iterator[tuple[Span, ...]]:
+    sizes = [last - first for first, last in spans]
+    inner = math.prod(sizes[1:])
+    if math.prod(sizes) <= _CHUNK_ELEMENTS or not sizes:
+        yield tuple(spans)
+        return
+    (start, end), rest = spans[0], spans[1:]
+    step = _CHUNK_ELEMENTS // inner
+    if step > _ROWS_TOGETHER:
+        step = step // _ROWS_TOGETHER * _ROWS_TOGETHER
+    if step < 1 < len(sizes) - 1:
+        for row in range(start, end):
+            yield from (((row, row + 1), *cut) for cut in _cuts(rest))
+        return
+    step = max(1, step)
+    edges = [start, *range((start // step + 1) * step, end, step), end]
+    yield from ((edge, *rest) for edge in itertools.pairwise(edges))
+
+
+def _copy(target: torch.Tensor, part: torch.Tensor) -> None:
+    """Copy and convert; a target whose transpose is contiguous is written in that order."""
+    if target.dim() == 2 and target.stride(0) < target.stride(1):
+        target.t().copy_(part.to(target.dtype).t().contiguous())
+    else:
+        target.copy_(part)

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from heddle.errors import ModelFileError, UnsupportedError
 from heddle.models.config_fields import Fields, read_json_object
 from heddle.models.sources import CONVERSION_HINT, PICKLE_SUFFIXES
+from heddle.models.weights.safetensors_file import SafetensorsFile
 from heddle.models.weights.source import Span
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _DTYPES = ("F64", "F32", "F16", "BF16")
+_QUANTISED = ("F8_E4M3", "F8_E5M2", "I8", "U8", "I32")
 
 
 class SafetensorsSource:
@@ -23,12 +23,13 @@ class SafetensorsSource:
 
     Raises:
         ModelFileError: no such files, one is damaged, or the index names what is not there.
-        UnsupportedError: a tensor is stored in a narrower form than 16 bit.
+        UnsupportedError: a tensor is read that is stored in another form than floats of 16 bits or
+            more.
     """
 
     def __init__(self, folder: str | Path) -> None:
         self._folder = Path(folder)
-        self._files: dict[Path, Any] = {}
+        self._files: dict[Path, SafetensorsFile] = {}
         self._paths = self._locate()
 
     def names(self) -> tuple[str, ...]:
@@ -37,7 +38,11 @@ class SafetensorsSource:
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Whole shape of a tensor."""
-        return tuple(self._slice(name).get_shape())
+        return self._file(name).tensors[name].shape
+
+    def stored_dtype(self, name: str) -> str:
+        """The dtype of a tensor, as the format spells it: F32, BF16, F8_E4M3, I32, ..."""
+        return self._file(name).tensors[name].dtype
 
     def location(self, name: str) -> str:
         """The shard that holds a tensor, else the index or the folder."""
@@ -51,35 +56,49 @@ class SafetensorsSource:
         depth: Span | None = None,
     ) -> torch.Tensor:
         """A slice of a tensor, in the stored dtype; see `WeightSource.read`."""
-        part = self._slice(name)
-        if (dtype := part.get_dtype()) not in _DTYPES:
-            raise UnsupportedError(
-                f"{self._paths[name]}: {name} is stored as {dtype}; known: {', '.join(_DTYPES)}"
+        dtype = self.stored_dtype(name)
+        if dtype not in _DTYPES:
+            hint = (
+                "; config.json must say in quantization_config how it is quantised"
+                if dtype in _QUANTISED
+                else ""
             )
-        spans = (rows, cols, depth)
-        index = [
-            slice(*(span or (0, size))) for size, span in zip(part.get_shape(), spans, strict=False)
-        ]
-        tensor: torch.Tensor = part[tuple(index)]
-        return tensor
+            raise UnsupportedError(
+                f"{self._paths[name]}: {name} is stored as {dtype}; "
+                f"known: {', '.join(_DTYPES)}{hint}"
+            )
+        spans = (rows, cols, depth)[: len(self.shape(name))]
+        return self.read_stored(name, *spans)
 
-    def _slice(self, name: str) -> Any:
-        return self._open(self._paths[name]).get_slice(name)
+    def read_stored(self, name: str, *spans: Span | None) -> torch.Tensor:
+        """As `read`, of any dtype and any number of dimensions."""
+        return self._file(name).read(name, *spans)
+
+    def prefetch(self, name: str, rows: Span | None = None) -> None:
+        """Start reading rows from disk, in the background."""
+        self._file(name).prefetch(name, rows)
+
+    def _file(self, name: str) -> SafetensorsFile:
+        return self._open(self._paths[name])
 
     def _locate(self) -> dict[str, Path]:
         """The file of each tensor."""
         index = self._folder / _INDEX
         if not index.is_file():
             path = self._single_file()
-            return dict.fromkeys(self._open(path).keys(), path)
+            return dict.fromkeys(self._open(path).tensors, path)
         section = Fields(index, read_json_object(index)).section("weight_map")
         if section is None:
             raise ModelFileError(f"{index}: weight_map is missing; it is required")
         paths = {name: self._folder / section.text(name) for name in section}
-        held = {path: frozenset(self._open(path).keys()) for path in paths.values()}
+        files = {path: self._open(path) for path in paths.values()}
         for name, path in paths.items():
-            if name not in held[path]:
+            if name not in files[path].tensors:
                 raise ModelFileError(f"{path}: {name} is missing; {index} says it is there")
+        for path, file in files.items():
+            for name in file.tensors:
+                if paths.get(name) != path:
+                    raise ModelFileError(f"{path}: {name} is there; {index} does not say so")
         return paths
 
     def _single_file(self) -> Path:
@@ -97,14 +116,7 @@ class SafetensorsSource:
         hint = f"; {CONVERSION_HINT}" if has_pickles else ""
         raise ModelFileError(f"{self._folder}: {what}; {_SINGLE} was expected{hint}")
 
-    def _open(self, path: Path) -> Any:
+    def _open(self, path: Path) -> SafetensorsFile:
         if path not in self._files:
-            try:
-                self._files[path] = safe_open(str(path), framework="pt", device="cpu")
-            except FileNotFoundError as error:
-                raise ModelFileError(f"{path}: is missing; the index names it") from error
-            except (OSError, SafetensorError) as error:
-                raise ModelFileError(
-                    f"{path}: is not a whole safetensors file ({error})"
-                ) from error
+            self._files[path] = SafetensorsFile(path)
         return self._files[path]

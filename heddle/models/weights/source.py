@@ -7,7 +7,7 @@ calls them.
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -56,4 +56,30 @@ class WeightSource(Protocol):
         Raises:
             ModelFileError: the file is damaged.
         """
+        ...
+
+
+class StoredSource(WeightSource, Protocol):
+    """A source that also shows what lies in the file, for the readers of quantised forms."""
+
+    def stored_dtype(self, name: str) -> str:
+        """The dtype of a tensor, in the spelling of safetensors."""
+        ...
+
+    def read_stored(self, name: str, *spans: Span | None) -> torch.Tensor:
+        """A slice in the stored dtype.
+
+        Args:
+            name: one of `names()`.
+            spans: ranges of the first dimensions; None, and further dimensions: all.
+        """
+        ...
+
+
+@runtime_checkable
+class PrefetchingSource(Protocol):
+    """A source that can be told what is read next."""
+
+    def prefetch(self, name: str, rows: Span | None = None) -> None:
+        """Start reading rows of a tensor from disk, in the background."""
         ...

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from heddle.errors import ModelFileError, UnsupportedError
+from heddle.models.base import RowInputs
 from heddle.models.weights.gguf_source import GgufSource
 from heddle.models.weights.safetensors_source import SafetensorsSource
 from tests.support.checkpoints import solo_model
@@ -25,7 +26,15 @@ Checkpoint = Callable[[str], Path]
 NAME = "model.layers.0.mlp.down_proj.weight"
 WRITABLE = (Kind.F32, Kind.F16, Kind.BF16, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.Q8_0)
 # The library reads these but writes none of them: any bytes are a legal block, scales aside.
-READ_ONLY = (Kind.Q2_K, Kind.Q3_K, Kind.Q4_K, Kind.Q5_K, Kind.Q6_K)
+READ_ONLY = (
+    Kind.Q2_K,
+    Kind.Q3_K,
+    Kind.Q4_K,
+    Kind.Q5_K,
+    Kind.Q6_K,
+    Kind.IQ4_NL,
+    Kind.IQ4_XS,
+)
 ROWS, COLS = 10, 512
 
 
@@ -66,7 +75,9 @@ def test_any_slice_equals_the_slice_of_the_whole(
     assert np.array_equal(source.read(NAME, (start, end)).numpy(), whole[start:end])
 
 
-@pytest.mark.parametrize("name", ["llama-9-3", "llama-8-1", "llama-bias", "qwen2", "qwen3"])
+@pytest.mark.parametrize(
+    "name", ["llama-9-3", "llama-8-1", "llama-bias", "qwen2", "qwen3", "granite", "olmo2"]
+)
 def test_a_converted_checkpoint_reads_like_the_original(
     checkpoint: Checkpoint, tmp_path: Path, name: str
 ) -> None:
@@ -99,16 +110,16 @@ def paired(
     return SafetensorsSource(path), GgufSource(file)
 
 
-@pytest.mark.parametrize("name", ["llama-6-2", "qwen3"])
+@pytest.mark.parametrize("name", ["llama-6-2", "qwen3", "granite", "olmo2"])
 def test_a_converted_model_gives_the_same_logits(
     checkpoint: Checkpoint, tmp_path: Path, name: str
 ) -> None:
-    original, _ = solo_model(checkpoint(name))
-    converted, _ = solo_model(write_gguf(tmp_path / "m.gguf", checkpoint(name)))
+    original = solo_model(checkpoint(name))
+    converted = solo_model(write_gguf(tmp_path / "m.gguf", checkpoint(name)))
     with torch.inference_mode():
         expected, found = (
-            model.logits(model.forward(TOKEN_IDS, POSITIONS, DenseAttention()))
-            for model in (original, converted)
+            model.logits(model.forward(RowInputs(TOKEN_IDS, POSITIONS), DenseAttention(config)))
+            for model, config in (original, converted)
         )
     # The file holds eps as float32, hence not bit for bit.
     assert (found - expected).abs().max() <= 1e-5 * expected.abs().max()

@@ -8,7 +8,7 @@ import torch
 from heddle.errors import ModelFileError
 from heddle.models.layers.linear import ColumnPart, load_columns
 from heddle.models.weights.loader import Piece, WeightLoader
-from tests.support.checkpoints import CPU, DictSource
+from tests.support.checkpoints import CPU, CountingSource, DictSource
 
 MATRIX = torch.arange(12.0).view(3, 4)
 
@@ -118,3 +118,61 @@ def test_tensors_of_another_rank_are_left_by_name() -> None:
         source.finish()
     source.load("e.10", (3, 4))
     source.finish()
+
+
+@pytest.mark.parametrize("shape", [(700, 900), (3, 800, 400), (1_000_000,), (0, 5), (1, 600_000)])
+def test_large_tensors_arrive_whole_in_chunks(shape: tuple[int, ...]) -> None:
+    tensor = torch.rand(shape)
+    counted = CountingSource(DictSource({"t": tensor}))
+    source = WeightLoader(counted, torch.float32, CPU)
+    assert torch.equal(source.load("t", shape), tensor)
+    assert counted.elements_read == {"t": tensor.numel()}
+    spans = [(size // 3, size) for size in shape]
+    cut = tensor[tuple(slice(*span) for span in spans)]
+    target = torch.zeros(cut.shape)
+    again = WeightLoader(DictSource({"t": tensor}), torch.float32, CPU)
+    again.fill_pieces("t", shape, [Piece(target, *spans)])
+    assert torch.equal(target, cut)
+
+
+def test_a_turned_matrix_is_contiguous_the_other_way() -> None:
+    tensor = torch.rand(700, 900)
+    source = WeightLoader(DictSource({"t": tensor}), torch.float64, CPU)
+    target = source.turned_zeros(700, 900)
+    source.fill(target, "t", (700, 900))
+    assert target.t().is_contiguous()
+    assert torch.equal(target, tensor.double())
+
+
+def test_the_next_chunk_is_fetched_while_one_is_converted() -> None:
+    class Watched(DictSource):
+        def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
+            super().__init__(tensors)
+            self.asked: list[tuple[str, object]] = []
+
+        def prefetch(self, name: str, rows: tuple[int, int] | None = None) -> None:
+            self.asked.append(("prefetch", rows))
+
+        def read(self, name: str, rows=None, cols=None, depth=None) -> torch.Tensor:  # type: ignore[no-untyped-def]
+            self.asked.append(("read", rows))
+            return super().read(name, rows, cols, depth)
+
+    watched = Watched({"t": torch.zeros(300, 2048)})
+    WeightLoader(watched, torch.float32, CPU).load("t", (300, 2048))
+    first, second, third = (0, 128), (128, 256), (256, 300)
+    assert watched.asked == [
+        ("prefetch", second),
+        ("read", first),
+        ("prefetch", third),
+        ("read", second),
+        ("read", third),
+    ]
+
+
+def test_a_bias_of_zeros_that_nobody_asked_for_is_let_pass() -> None:
+    source = loader({"m": MATRIX, "q.bias": torch.zeros(4)})
+    source.load("m", (3, 4))
+    source.finish()
+    other = loader({"q.bias": torch.tensor([0.0, 1e-9])})
+    with pytest.raises(ModelFileError, match=r"q\.bias is not part"):
+        other.finish()

@@ -101,3 +101,19 @@ def test_three_dimensions_are_cut_in_each(tmp_path: Path) -> None:
     assert torch.equal(source.read("a", (1, 3), (0, 2), (2, 5)), cube[1:3, :2, 2:5])
     assert torch.equal(source.read("a", depth=(1, 2)), cube[..., 1:2])
     assert torch.equal(source.read("a", cols=(1, 2)), cube[:, 1:2])
+
+
+def test_a_tensor_that_the_index_lacks_is_named(tmp_path: Path) -> None:
+    write_shards(tmp_path)
+    save_file({"b": VECTOR, "c": VECTOR + 1}, tmp_path / "two.safetensors")
+    with pytest.raises(ModelFileError, match=r"two\.safetensors: c is there; .*index\.json does"):
+        SafetensorsSource(tmp_path)
+
+
+def test_stored_forms_are_shown_to_those_who_read_them(tmp_path: Path) -> None:
+    save_file({"a": MATRIX.to(torch.int32)}, tmp_path / "model.safetensors")
+    source = SafetensorsSource(tmp_path)
+    assert source.stored_dtype("a") == "I32"
+    assert torch.equal(source.read_stored("a", (1, 2)), MATRIX[1:2].to(torch.int32))
+    with pytest.raises(UnsupportedError, match=r"a is stored as I32; .*quantization_config"):
+        source.read("a")

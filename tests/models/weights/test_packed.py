@@ -1,0 +1,71 @@
+"""Packed integers of compressed-tensors, written and decompressed by that library."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from heddle.errors import ModelFileError
+from heddle.models.weights.dequantized import DequantizedSource
+from tests.support.quantized_files import compressed, open_parts
+
+N, M = 21, 72
+FORM = "pack-quantized"
+NIBBLES = {"num_bits": 4, "type": "int"}
+CASES = {
+    "4-group": compressed(FORM, **NIBBLES, strategy="group", group_size=24),
+    "4-group-zero-points": compressed(
+        FORM, **NIBBLES, strategy="group", group_size=24, symmetric=False
+    ),
+    "4-row": compressed(FORM, **NIBBLES, strategy="channel"),
+    "4-row-zero-points": compressed(FORM, **NIBBLES, strategy="channel", symmetric=False),
+    "8-group": compressed(FORM, num_bits=8, type="int", strategy="group", group_size=18),
+    "2-row": compressed(FORM, num_bits=2, type="int", strategy="channel"),
+}
+
+
+@pytest.fixture(scope="module")
+def matrices(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> dict[str, tuple[DequantizedSource, torch.Tensor]]:
+    found = {}
+    for name, (config, write) in CASES.items():
+        parts, values = write(N, M, 3)
+        found[name] = (open_parts(tmp_path_factory.mktemp(name), config, parts), values)
+    return found
+
+
+@pytest.mark.parametrize("name", CASES)
+@settings(max_examples=12)
+@given(data=st.data())
+def test_any_slice_equals_the_slice_of_the_whole(
+    matrices: dict[str, tuple[DequantizedSource, torch.Tensor]], name: str, data: st.DataObject
+) -> None:
+    source, values = matrices[name]
+    assert source.names() == ("x.weight",)
+    assert source.shape("x.weight") == (N, M)
+    assert values.unique().numel() > 50
+    start, end = sorted(data.draw(st.tuples(st.integers(0, N), st.integers(0, N))))
+    left, right = sorted(data.draw(st.tuples(st.integers(0, M), st.integers(0, M))))
+    part = source.read("x.weight", (start, end), (left, right))
+    torch.testing.assert_close(part, values[start:end, left:right], rtol=1e-6, atol=1e-7)
+
+
+def test_words_that_do_not_make_the_told_shape_are_named(tmp_path: Path) -> None:
+    config, write = CASES["4-group"]
+    parts, _ = write(N, M, 0)
+    parts["weight_shape"] = torch.tensor([N, 100])
+    with pytest.raises(ModelFileError, match=r"x\.weight_packed has 9 words .* row of 100 numbers"):
+        open_parts(tmp_path, config, parts)
+
+
+def test_packed_weights_of_another_dtype_are_named(tmp_path: Path) -> None:
+    config, write = CASES["4-group"]
+    parts, _ = write(N, M, 0)
+    parts["weight_packed"] = parts["weight_packed"].to(torch.int64)
+    with pytest.raises(ModelFileError, match=r"x\.weight_packed is stored as I64; I32 was expec"):
+        open_parts(tmp_path, config, parts)
