@@ -11,6 +11,7 @@ from typing import Protocol
 
 import torch
 
+from heddle.attention.adapter_rows import AdapterRows
 from heddle.attention.recurrent.terms import RecurrentInputs
 
 
@@ -41,6 +42,11 @@ class DealtRows:
 
 class StepOps(Protocol):
     """One step on one rank: writes new KV, exchanges, attends, merges."""
+
+    @property
+    def adapters(self) -> AdapterRows | None:
+        """The rows that go through adapters; None: there are none."""
+        ...
 
     @property
     def dealt_rows(self) -> DealtRows:

@@ -7,7 +7,8 @@
 
 Which calls are made follows from the plan, never from what this rank happens to hold.
 
-Legend: `M` local rows, `h` lanes, `P` PCP size, `Ks` stored kv heads, `W` stored row width.
+Legend: `M` local rows, `h` lanes, `P` PCP size, `Ks` stored kv heads, `W` elements of a row, `W'`
+of a stored row.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from functools import cached_property
 
 import torch
 
+from heddle.attention.adapter_rows import AdapterRows
 from heddle.attention.base import DealtRows, IndexRows
 from heddle.attention.copy_rows import CopyRows
 from heddle.attention.distributed_rows import DistributedRows
@@ -46,6 +48,12 @@ class RankAttention:
         self._groups = [GroupAttention(step, found, resources) for found in steps]
         self._recurrence = _create_recurrence(step, resources)
         self._step = step
+
+    @cached_property
+    def adapters(self) -> AdapterRows | None:
+        """See `StepOps.adapters`."""
+        requests = self._step.plan.batch.requests
+        return AdapterRows.of(self._step.per_row([r.adapter_slot for r in requests], pad=-1))
 
     @cached_property
     def dealt_rows(self) -> DealtRows:
@@ -164,20 +172,19 @@ class GroupAttention:
             `[T_seen, Ks, W]`: the distributed rows that rows of this rank may see, in global order,
             as the cache will give them back: a narrow cache rounds once, for every layout alike.
         """
-        resources, num_copy = self.resources, self.num_copy
-        dtype, rows = rows.dtype, rows.to(resources.store.dtype)
-        pcp = resources.groups.pcp
-        if pcp.world_size == 1 or self.num_distributed == 0:
-            resources.store.write(layer, self.write, rows)
-            return rows[num_copy:].index_select(0, self.new_order).to(dtype)
+        store, num_copy = self.resources.store, self.num_copy
+        dtype, rows = rows.dtype, store.codec.encode(rows)  # [M, Ks, W']
+        if self.resources.groups.pcp.world_size == 1 or self.num_distributed == 0:
+            store.write(layer, self.write, rows)
+            return store.codec.decode(rows[num_copy:].index_select(0, self.new_order), dtype)
         received = self._received(rows[num_copy:])
         seen = torch.cat((rows[:num_copy], received)) if num_copy else received
-        resources.store.write(layer, self.write, seen)
-        return received.index_select(0, self.new_order).to(dtype)
+        store.write(layer, self.write, seen)
+        return store.codec.decode(received.index_select(0, self.new_order), dtype)
 
     def _received(self, own: torch.Tensor) -> torch.Tensor:
-        """Rows of all PCP ranks, `[P*n, Ks, W]`; through a halo those that each of them hands to
-        this one, then its own, `[P*m + n, Ks, W]`.
+        """Rows of all PCP ranks, `[P*n, Ks, W']`; through a halo those that each of them hands to
+        this one, then its own, `[P*m + n, Ks, W']`.
         """
         pcp = self.resources.groups.pcp
         if self.new_sends is None:
@@ -185,5 +192,5 @@ class GroupAttention:
         if self.new_sends.numel() == 0:
             return own
         blocks = own.index_select(0, self.new_sends.flatten())
-        blocks = blocks.view(*self.new_sends.shape, *own.shape[1:])  # [P, m, Ks, W]
+        blocks = blocks.view(*self.new_sends.shape, *own.shape[1:])  # [P, m, Ks, W']
         return torch.cat((pcp.all_to_all(blocks).flatten(0, 1), own))

@@ -8,7 +8,9 @@ import os
 import typing
 from typing import Any
 
-from heddle.config import CacheConfig, EngineConfig, ParallelConfig, SchedulerConfig
+from heddle.config import AdapterConfig, CacheConfig, EngineConfig, ParallelConfig, SchedulerConfig
+from heddle.config.adapters import adapter_modules
+from heddle.config.overrides import overrides_text
 from heddle.config.speculative import speculative_config
 from heddle.errors import ConfigError
 
@@ -16,6 +18,7 @@ _SECTIONS: dict[str, type] = {
     "parallel": ParallelConfig,
     "cache": CacheConfig,
     "scheduler": SchedulerConfig,
+    "adapters": AdapterConfig,
 }
 _COMMAND_LINE_NAMES = {
     "cp_kv_cache_interleave_size": "kv_interleave_size",
@@ -68,7 +71,11 @@ def engine_config(model: str | os.PathLike[str], **arguments: Any) -> EngineConf
         kind = _SECTIONS.get(places[name], EngineConfig)
         _check_type(given, value, typing.get_type_hints(kind)[name])
         section_arguments[name] = value
+    adapters = sorted_arguments["adapters"]
+    if "lora_modules" in adapters:
+        adapters["lora_modules"] = adapter_modules(adapters["lora_modules"])
     own_arguments = sorted_arguments[""]
+    own_arguments["hf_overrides"] = overrides_text(own_arguments.get("hf_overrides"))
     own_arguments["speculative"] = speculative_config(own_arguments.get("speculative"))
     return EngineConfig(
         model=path,

@@ -22,10 +22,12 @@ from typing import Literal
 
 from heddle.config.engine import ResolvedConfig
 from heddle.config.sampling import SamplingParams
+from heddle.engine.adapters import AdapterTable, LoadedAdapter
 from heddle.engine.answer import Answer, create_assembler
+from heddle.engine.checked_prompt import CheckedPrompt, check_prompt
 from heddle.engine.counters import Counters
 from heddle.engine.executors.base import Executor, Submission
-from heddle.engine.inputs import PromptInput, bad_word_ids, check_params, prompt_ids
+from heddle.engine.inputs import PromptInput, bad_word_ids, check_params
 from heddle.engine.lockstep import moves_in_lockstep
 from heddle.engine.outputs import RequestMetrics, RequestOutput
 from heddle.engine.replica import Replica, StepOutcome, choose_replica
@@ -35,7 +37,7 @@ from heddle.errors import RankFailed, RequestError
 from heddle.runner.draw import request_seed
 from heddle.scheduler.batch import ScheduledPart
 from heddle.scheduler.request import Request
-from heddle.step.batch import SampledToken
+from heddle.step.batch import AdapterChange, SampledToken
 from heddle.step.topology import Topology
 
 
@@ -68,6 +70,9 @@ class Driver:
             Replica(index, resolved, self._topology)
             for index in range(resolved.parallel.data_parallel_size)
         )
+        self.adapters = AdapterTable(resolved)
+        for replica in self.replicas:
+            replica.change_adapters(*self.adapters.first_changes)
         self._in_lockstep = moves_in_lockstep(resolved)
         self._num_stages = resolved.parallel.pipeline_parallel_size
         self._eos_token_ids = _eos_token_ids(resolved, tokenizer)
@@ -98,26 +103,30 @@ class Driver:
         prompt: PromptInput,
         params: SamplingParams,
         *,
+        adapter: str | None = None,
         teacher: Sequence[int] = (),
         return_logits: bool = False,
     ) -> str:
         """Admit a request, or refuse it before anything of it is inside.
 
         Args:
-            prompt: text or ids.
+            prompt: text, ids or embeddings.
             params: how to sample; `max_tokens` above the room is cut down to it.
+            adapter: name of the adapter that it goes through; None: none.
             teacher: tokens to report instead of the drawn ones, by output position.
             return_logits: return the raw logits row of each token.
         Returns:
             The id of the request.
         Raises:
-            RequestError: the prompt or a parameter is not legal for this model.
+            RequestError: the prompt or a parameter is not legal for this model, or no adapter has
+                this name.
             PromptTooLong: it could never finish here.
             RankFailed: the engine has failed.
         """
         self._check_alive()
         vocab_size = self.resolved.model.vocab_size
-        ids = prompt_ids(prompt, self.tokenizer, vocab_size)
+        checked = check_prompt(prompt, params, self.tokenizer, self.resolved)
+        loaded = None if adapter is None else self.adapters.get(adapter)
         bad_words = bad_word_ids(params, self.tokenizer)
         check_params(
             params,
@@ -127,13 +136,17 @@ class Driver:
         )
         if params.stop and self.tokenizer is None:
             raise RequestError("stop strings need a tokenizer, and this model has none")
-        room = self.replicas[0].scheduler.resolve_room(len(ids), params.max_tokens)
+        room = self.replicas[0].scheduler.resolve_room(len(checked.ids), params.max_tokens)
         request_id = str(self._num_requests)
-        sequences = self._create_sequences(prompt, ids, params, room, teacher, return_logits)
+        sequences = self._create_sequences(
+            checked, params, room, teacher, return_logits=return_logits, adapter=loaded
+        )
         state = RequestState(
             request_id=request_id,
-            prompt=prompt.text,
-            prompt_token_ids=ids,
+            prompt=checked.text,
+            prompt_token_ids=checked.ids,
+            num_embedded=checked.num_embedded,
+            adapter=adapter,
             params=params,
             metrics=RequestMetrics(arrival_time=self._clock()),
             sequences=sequences,
@@ -142,13 +155,13 @@ class Driver:
                     index=sequence.choice,
                     params=params,
                     tokenizer=self.tokenizer,
-                    assembler=create_assembler(self.tokenizer, params, ids),
+                    assembler=create_assembler(self.tokenizer, params, checked.tokens),
                     returns_logits=return_logits,
                 )
                 for sequence in sequences
             ],
         )
-        replica = choose_replica(self.replicas, ids, prompt.cache_salt)
+        replica = choose_replica(self.replicas, checked.ids, sequences[0].cache_scope)
         for sequence, answer in zip(sequences, state.answers, strict=True):
             replica.admit(sequence, bad_words)
             self._places[sequence.request_id] = _Place(state, answer, replica)
@@ -198,10 +211,10 @@ class Driver:
         if self._in_lockstep and len(ready) < len(self.replicas):
             return {}
         begun = {r.index: step for r in ready if (step := r.begin_step(number)) is not None}
-        if begun and self._in_lockstep:
-            for replica in self.replicas:
-                if replica.index not in begun:
-                    begun[replica.index] = replica.begin_empty_step(number)
+        must_begin = self.replicas if begun and self._in_lockstep else ()
+        for replica in ready:
+            if replica.index not in begun and (replica in must_begin or replica.has_changes):
+                begun[replica.index] = replica.begin_empty_step(number)
         return begun
 
     def _end_step(self, replica: Replica) -> list[RequestOutput]:
@@ -221,6 +234,37 @@ class Driver:
             return None
         self._end_open_answers(state)
         return self._tell(state)
+
+    def load_adapter(self, name: str, path: str) -> None:
+        """Load an adapter that further requests may name.
+
+        Args:
+            name: for requests.
+            path: inside `lora_dir`, on every host.
+        Raises:
+            ConfigError, ModelFileError, UnsupportedError: see `AdapterTable.load`.
+            RankFailed: the engine has failed.
+        """
+        self._check_alive()
+        self._change_adapters(self.adapters.load(name, path))
+
+    def unload_adapter(self, name: str) -> None:
+        """Forget an adapter.
+
+        Raises:
+            RequestError: there is none of this name, or open requests use it.
+            RankFailed: the engine has failed.
+        """
+        self._check_alive()
+        users = sum(state.adapter == name for state in self._states.values())
+        self._change_adapters(self.adapters.unload(name, users))
+
+    def _change_adapters(self, change: AdapterChange) -> None:
+        for replica in self.replicas:
+            replica.change_adapters(change)
+        # With open requests the next steps tell the ranks.
+        while not self.has_work and any(replica.has_changes for replica in self.replicas):
+            self.step()
 
     def reset_prefix_cache(self) -> None:
         """Forget all cached prefixes; running requests keep their blocks."""
@@ -243,22 +287,24 @@ class Driver:
 
     def _create_sequences(
         self,
-        prompt: PromptInput,
-        ids: tuple[int, ...],
+        prompt: CheckedPrompt,
         params: SamplingParams,
         room: int,
         teacher: Sequence[int],
+        *,
         return_logits: bool,
+        adapter: LoadedAdapter | None,
     ) -> list[Request]:
         seed = params.seed
         if seed is None:
             seed = request_seed(self.resolved.seed, self._num_requests)
+        scope = prompt.scope(self.resolved.model, room, adapter.cache_name if adapter else "")
         first = self._num_sequences
         self._num_sequences += params.n
         return [
             Request(
                 request_id=first + choice,
-                prompt_token_ids=ids,
+                prompt_token_ids=prompt.ids,
                 # All choices share the prompt, so its log-probabilities are computed once.
                 params=params if choice == 0 else dataclasses.replace(params, prompt_logprobs=None),
                 max_output_tokens=room,
@@ -266,7 +312,9 @@ class Driver:
                 seed=seed % 2**64,
                 choice=choice,
                 eos_token_ids=self._eos_token_ids,
-                cache_salt=prompt.cache_salt,
+                cache_scope=scope,
+                adapter_slot=adapter.slot if adapter else -1,
+                embeddings=prompt.embeddings,
                 skip_prefix_hit=choice == 0 and params.prompt_logprobs is not None,
                 teacher=tuple(teacher),
                 return_logits=return_logits,

@@ -10,10 +10,12 @@ from heddle.config.sampling import SamplingParams, check_token_ids, check_vocabu
 from heddle.engine.tokenizer import Tokenizer
 from heddle.errors import RequestError
 
+_KEYS = ("prompt", "prompt_token_ids", "prompt_embeds", "cache_salt")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptInput:
-    """One prompt: text, token ids, or both."""
+    """One prompt: text, token ids, or both; embeddings may stand in front."""
 
     text: str | None = None
     token_ids: tuple[int, ...] | None = None
@@ -21,6 +23,8 @@ class PromptInput:
     """False for text that already carries its special tokens, such as a rendered conversation."""
     cache_salt: str | None = None
     """Prompts of different salts share no cached KV."""
+    embeddings: Any = None
+    """`[n, E]` tensor in front of the tokens, or instead of any; None: only tokens."""
 
 
 def split_prompts(prompts: Any) -> tuple[list[Any], bool]:
@@ -38,7 +42,8 @@ def parse_prompt(prompt: Any) -> PromptInput:
     """Parse one prompt.
 
     Args:
-        prompt: text, a list of token ids, `{"prompt": ...}` or `{"prompt_token_ids": ...}`.
+        prompt: text, a list of token ids, `{"prompt": ...}`, `{"prompt_token_ids": ...}` or
+            `{"prompt_embeds": ...}`, the last alone or with one of the others behind it.
     Raises:
         RequestError: anything else.
     """
@@ -59,18 +64,20 @@ def parse_prompt(prompt: Any) -> PromptInput:
 def prompt_ids(
     prompt: PromptInput, tokenizer: Tokenizer | None, vocab_size: int
 ) -> tuple[int, ...]:
-    """Token ids of a prompt, all of them inside the vocabulary.
+    """Token ids of a prompt, all of them inside the vocabulary; none beside embeddings alone.
 
     Raises:
         RequestError: empty, an id outside the vocabulary, or text for a model without tokenizer.
     """
     if prompt.token_ids is not None:
         ids = prompt.token_ids
+    elif prompt.text is None and prompt.embeddings is not None:
+        ids = ()
     elif tokenizer is None:
         raise RequestError("this model has no tokenizer; pass token ids instead of text")
     else:
         ids = tuple(tokenizer.encode(prompt.text or "", prompt.add_special_tokens))
-    if not ids:
+    if not ids and prompt.embeddings is None:
         raise RequestError("the prompt is empty; at least one token is needed")
     check_token_ids("prompt", ids, vocab_size)
     return ids
@@ -121,14 +128,13 @@ def check_params(
 
 
 def _parse_mapping(prompt: Mapping[str, Any]) -> PromptInput:
-    unknown = sorted(set(prompt) - {"prompt", "prompt_token_ids", "cache_salt"}, key=str)
+    unknown = sorted(set(prompt) - set(_KEYS), key=str)
     if unknown:
-        raise RequestError(
-            f"unknown prompt key {unknown[0]!r}; known: prompt, prompt_token_ids, cache_salt"
-        )
+        raise RequestError(f"unknown prompt key {unknown[0]!r}; known: {', '.join(_KEYS)}")
     text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
-    if text is None and ids is None:
-        raise RequestError("a prompt mapping needs `prompt` or `prompt_token_ids`")
+    embeddings = prompt.get("prompt_embeds")
+    if text is None and ids is None and embeddings is None:
+        raise RequestError("a prompt mapping needs `prompt`, `prompt_token_ids` or `prompt_embeds`")
     if text is not None and not isinstance(text, str):
         raise RequestError(f"`prompt` is text, not {type(text).__name__}")
     if ids is not None and not isinstance(ids, (list, tuple)):
@@ -136,7 +142,12 @@ def _parse_mapping(prompt: Mapping[str, Any]) -> PromptInput:
     salt = prompt.get("cache_salt")
     if salt is not None and not (isinstance(salt, str) and len(salt) <= 128):
         raise RequestError("`cache_salt` is text of at most 128 characters")
-    return PromptInput(text=text, token_ids=None if ids is None else tuple(ids), cache_salt=salt)
+    return PromptInput(
+        text=text,
+        token_ids=None if ids is None else tuple(ids),
+        cache_salt=salt,
+        embeddings=embeddings,
+    )
 
 
 def _is_id(value: Any) -> bool:

@@ -12,8 +12,8 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
@@ -29,7 +29,7 @@ from heddle.engine.inputs import PromptInput, parse_prompt, split_prompts
 from heddle.engine.machine import resolve_here
 from heddle.engine.outputs import RequestMetrics, RequestOutput
 from heddle.engine.progress import loading_bar, progress_bar
-from heddle.engine.tokenizer import Tokenizer, load_tokenizer
+from heddle.engine.tokenizer import Tokenizer, check_tokenizer, load_tokenizer
 from heddle.engine.trace import StepRecord
 from heddle.errors import HeddleError, RequestError
 
@@ -116,15 +116,17 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
+        lora_request: str | Sequence[str | None] | None = None,
         priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         """Complete prompts.
 
         Args:
-            prompts: text, a list of token ids, `{"prompt": ...}`, `{"prompt_token_ids": ...}`, or a
-                list of these.
+            prompts: text, a list of token ids, `{"prompt": ...}`, `{"prompt_token_ids": ...}`,
+                `{"prompt_embeds": ...}`, or a list of these.
             sampling_params: one for all, or one per prompt.
             use_tqdm: show a bar on a terminal.
+            lora_request: name of the adapter of all prompts, or one per prompt; None: none.
             priority: accepted; requests are served in order of arrival.
         Returns:
             One output per prompt, in order. In a list, a request that is refused or fails has
@@ -136,7 +138,7 @@ class LLM:
         del priority
         items, is_list = split_prompts(prompts)
         jobs = [_Job(_prompt_text(item), partial(parse_prompt, item)) for item in items]
-        return self._run(jobs, sampling_params, is_list, use_tqdm)
+        return self._run(jobs, sampling_params, is_list, use_tqdm, lora_request)
 
     def chat(
         self,
@@ -148,6 +150,7 @@ class LLM:
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        lora_request: str | Sequence[str | None] | None = None,
     ) -> list[RequestOutput]:
         """Answer conversations.
 
@@ -160,6 +163,7 @@ class LLM:
             continue_final_message: go on with the last message instead.
             tools: JSON schemas for templates that describe tools.
             chat_template_kwargs: further variables of the template.
+            lora_request: name of the adapter of all conversations, or one per conversation.
         Returns:
             As `generate`.
         """
@@ -183,7 +187,7 @@ class LLM:
 
         conversations = list(messages) if is_list else [messages]
         jobs = [_Job(None, partial(render, talk)) for talk in conversations]
-        return self._run(jobs, sampling_params, is_list, use_tqdm)
+        return self._run(jobs, sampling_params, is_list, use_tqdm, lora_request)
 
     def get_tokenizer(self) -> Tokenizer | None:
         """The model's tokenizer; None when it has none."""
@@ -201,6 +205,30 @@ class LLM:
         """The last steps, oldest first: their rows, and why each exchange was chosen."""
         records = (record for replica in self._driver.replicas for record in replica.records)
         return sorted(records, key=lambda record: (record.step, record.replica))
+
+    def load_adapter(self, name: str, path: str) -> None:
+        """Load a LoRA adapter, which `lora_request` may name from then on.
+
+        Args:
+            name: of the adapter.
+            path: a PEFT folder inside `lora_dir`; absolute, or relative to it.
+        Raises:
+            ConfigError: adapters are off, the name is in use, the path lies outside, or all slots
+                are taken.
+            ModelFileError, UnsupportedError: the adapter is damaged, does not fit, or is of a kind
+                that is not built.
+        """
+        with self._take_turn():
+            self._driver.load_adapter(name, path)
+
+    def unload_adapter(self, name: str) -> None:
+        """Forget a LoRA adapter; KV computed with it is found by nobody.
+
+        Raises:
+            RequestError: there is none of this name, or open requests use it.
+        """
+        with self._take_turn():
+            self._driver.unload_adapter(name)
 
     def reset_prefix_cache(self) -> None:
         """Forget all cached prefixes."""
@@ -232,6 +260,7 @@ class LLM:
         self._is_closed = False
         self._turn = threading.Lock()
         self._tokenizer = load_tokenizer(resolved.model_path)
+        check_tokenizer(self._tokenizer, resolved.model_path, resolved.model.vocab_size)
         with loading_bar() if on_progress is None else nullcontext(on_progress) as report:
             self._executor = create_executor(resolved, launch=launch, on_progress=report)
             self._driver = Driver(resolved, self._executor, self._tokenizer)
@@ -243,7 +272,16 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         is_list: bool,
         use_tqdm: bool,
+        adapters: str | Sequence[str | None] | None,
     ) -> list[RequestOutput]:
+        with self._take_turn():
+            each = _params_per_prompt(sampling_params, len(jobs))
+            names = _adapter_per_prompt(adapters, len(jobs))
+            return self._complete(list(zip(jobs, each, names, strict=True)), is_list, use_tqdm)
+
+    @contextmanager
+    def _take_turn(self) -> Iterator[None]:
+        """Be the only one who steps the driver, and find it idle."""
         if self._is_closed:
             raise HeddleError("this LLM is closed; make a new one")
         # Two loops over one driver would run into each other's steps and break the engine.
@@ -258,24 +296,22 @@ class LLM:
                     "requests that were added to the driver are open; step it until they end, or "
                     "abort them first"
                 )
-            return self._complete(jobs, sampling_params, is_list, use_tqdm)
+            yield
         finally:
             self._turn.release()
 
     def _complete(
         self,
-        jobs: Sequence[_Job],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        jobs: Sequence[tuple[_Job, SamplingParams, str | None]],
         is_list: bool,
         use_tqdm: bool,
     ) -> list[RequestOutput]:
-        each = _params_per_prompt(sampling_params, len(jobs))
         outputs: dict[int, RequestOutput] = {}
         places: dict[str, int] = {}
         with progress_bar(len(jobs), enabled=use_tqdm) as advance:
             try:
-                for index, (job, params) in enumerate(zip(jobs, each, strict=True)):
-                    refusal = self._admit(job, params, index, places)
+                for index, job in enumerate(jobs):
+                    refusal = self._admit(*job, index, places)
                     if refusal is not None:
                         outputs[index] = refusal
                         advance()
@@ -292,10 +328,15 @@ class LLM:
         return [outputs[index] for index in range(len(jobs))]
 
     def _admit(
-        self, job: _Job, params: SamplingParams, index: int, places: dict[str, int]
+        self,
+        job: _Job,
+        params: SamplingParams,
+        adapter: str | None,
+        index: int,
+        places: dict[str, int],
     ) -> RequestOutput | None:
         try:
-            places[self._driver.add(job.prompt(), params)] = index
+            places[self._driver.add(job.prompt(), params, adapter=adapter)] = index
         except RequestError as refusal:
             return _refused(job, index, refusal)
         return None
@@ -343,6 +384,24 @@ def _params_per_prompt(
         )
     final = RequestOutputKind.FINAL_ONLY
     return [dataclasses.replace(each, output_kind=final) for each in params]
+
+
+def _adapter_per_prompt(given: str | Sequence[str | None] | None, count: int) -> list[str | None]:
+    """One name per prompt; None: the model alone."""
+    if given is None or isinstance(given, str):
+        return [given] * count
+    names: list[Any] = list(given) if isinstance(given, (list, tuple)) else [given]
+    for name in names:
+        if name is not None and not isinstance(name, str):
+            raise RequestError(
+                f"lora_request is the name of an adapter, None, or a list of these; "
+                f"{type(name).__name__} found"
+            )
+    if len(names) != count:
+        raise RequestError(
+            f"{len(names)} lora_requests for {count} prompts; give one, or one per prompt"
+        )
+    return names
 
 
 def _refused(job: _Job, index: int, refusal: RequestError) -> RequestOutput:

@@ -33,7 +33,7 @@ def resolve_here(config: EngineConfig, launch: LaunchInfo | None = None) -> Reso
     costs, why = choose_costs(config.link_costs)
     resolved = resolve(
         dataclasses.replace(config, link_costs=costs),
-        load_model_config(path),
+        load_model_config(path, config.hf_overrides, config.model_impl),
         free_memory_bytes=int(psutil.virtual_memory().available),
         num_cores=len(os.sched_getaffinity(0)),
         ranks_on_host=None if launch is None else launch.local_world_size,

@@ -18,14 +18,14 @@ from heddle.config.engine import ResolvedConfig
 from heddle.engine.executors.base import Submission
 from heddle.engine.trace import MAX_RECORDS, StepRecord
 from heddle.kvcache.groups import create_group_specs
-from heddle.kvcache.keys import CacheIdentity
+from heddle.kvcache.keys import CacheIdentity, CacheScope
 from heddle.kvcache.manager import KVCacheManager
 from heddle.scheduler.batch import ScheduledBatch, ScheduledPart
 from heddle.scheduler.drafts import Drafter
 from heddle.scheduler.request import FinishReason, Request
 from heddle.scheduler.scheduler import Scheduler
 from heddle.step.agree import check_coverage
-from heddle.step.batch import RankReply, SampledToken
+from heddle.step.batch import AdapterChange, RankReply, SampledToken
 from heddle.step.build import BadWordIds, build_batch
 from heddle.step.plan import StepPlan, plan
 from heddle.step.topology import Topology
@@ -64,6 +64,7 @@ class Replica:
         self.records: deque[StepRecord] = deque(maxlen=MAX_RECORDS)
         """Of the last steps, oldest first."""
         self._bad_words: dict[int, BadWordIds] = {}
+        self._adapter_changes: list[AdapterChange] = []
         self._counted: dict[int, int] = {}
         self._load = 0
         self._drafter = Drafter(resolved.speculative) if resolved.speculative else None
@@ -74,13 +75,22 @@ class Replica:
         return self._load
 
     @property
+    def has_changes(self) -> bool:
+        """Its ranks are yet to be told of a change, even if nothing can run."""
+        return bool(self._adapter_changes)
+
+    def change_adapters(self, *changes: AdapterChange) -> None:
+        """Let the next step begin with changes, after those that wait already."""
+        self._adapter_changes += changes
+
+    @property
     def num_under_way(self) -> int:
         """Steps that were begun and have not ended."""
         return len(self._under_way)
 
-    def num_hit_tokens(self, token_ids: Sequence[int], cache_salt: str | None) -> int:
+    def num_hit_tokens(self, token_ids: Sequence[int], scope: CacheScope) -> int:
         """Tokens of a prompt that need no computing here."""
-        return self.cache.lookup(self.cache.new_sequence(cache_salt), token_ids).num_tokens
+        return self.cache.lookup(self.cache.new_sequence(scope), token_ids).num_tokens
 
     def admit(self, sequence: Request, bad_words: BadWordIds) -> None:
         """Queue a sequence; see `Scheduler.add`."""
@@ -150,8 +160,14 @@ class Replica:
 
     def _begin(self, scheduled: ScheduledBatch, number: int) -> Submission:
         batch = build_batch(
-            scheduled, self._topology, epoch=0, step=number, bad_words=self._bad_words
+            scheduled,
+            self._topology,
+            epoch=0,
+            step=number,
+            bad_words=self._bad_words,
+            adapter_changes=self._adapter_changes,
         )
+        self._adapter_changes = []
         step_plan = plan(batch, self._topology)
         self._under_way.append(_UnderWay(scheduled, step_plan))
         self.records.append(StepRecord.of(self.index, step_plan))
@@ -171,7 +187,7 @@ class _UnderWay(NamedTuple):
 
 
 def choose_replica(
-    replicas: Sequence[Replica], token_ids: Sequence[int], cache_salt: str | None
+    replicas: Sequence[Replica], token_ids: Sequence[int], scope: CacheScope
 ) -> Replica:
     """The replica for a request: the one with the least load, once it has the request too.
 
@@ -182,7 +198,7 @@ def choose_replica(
         return replicas[0]
     return min(
         replicas,
-        key=lambda replica: replica.load - replica.num_hit_tokens(token_ids, cache_salt),
+        key=lambda replica: replica.load - replica.num_hit_tokens(token_ids, scope),
     )
 
 
@@ -195,7 +211,7 @@ def _create_cache(resolved: ResolvedConfig, topology: Topology) -> KVCacheManage
             topology.groups, parallel.kv_interleave_size, resolved.cache.block_size
         ),
         identity=CacheIdentity(
-            model=resolved.model_path,
+            model=f"{resolved.model_path}\n{resolved.hf_overrides}",
             kv_cache_dtype=resolved.kv_cache_dtype,
             layout_fingerprint=topology.fingerprint(),
         ),

@@ -26,6 +26,10 @@ class RequestState:
     metrics: RequestMetrics
     sequences: list[Request]
     """As the scheduler knows them, by choice."""
+    num_embedded: int = 0
+    """First tokens of the prompt that embeddings stand for; their ids are fillers."""
+    adapter: str | None = None
+    """Name of the adapter that it goes through."""
     answers: list[Answer]
     error: RequestError | None = None
     _prompt_logprobs: list[PositionLogprobs | None] = field(init=False)
@@ -86,7 +90,7 @@ class RequestState:
         return RequestOutput(
             request_id=self.request_id,
             prompt=self.prompt,
-            prompt_token_ids=self.prompt_token_ids,
+            prompt_token_ids=self.prompt_token_ids[self.num_embedded :],
             prompt_logprobs=(
                 None if self.params.prompt_logprobs is None else tuple(self._prompt_logprobs)
             ),

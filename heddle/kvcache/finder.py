@@ -13,7 +13,7 @@ from dataclasses import replace
 from heddle.kvcache.chain import BlockChain
 from heddle.kvcache.groups import GroupSpec
 from heddle.kvcache.hits import PrefixHit
-from heddle.kvcache.keys import CacheIdentity, root_key
+from heddle.kvcache.keys import CacheIdentity, CacheScope, root_key
 from heddle.kvcache.prefix import PrefixIndex
 from heddle.kvcache.search import PrefixSearch
 from heddle.kvcache.sequence import SequenceBlocks
@@ -43,19 +43,19 @@ class PrefixFinder:
         self._identity = identity
         self._num_start_ranks = num_start_ranks
 
-    def new_sequence(self, salt: str | None) -> SequenceBlocks:
+    def new_sequence(self, scope: CacheScope) -> SequenceBlocks:
         """A sequence that owns nothing yet."""
-        blocks = SequenceBlocks(salt=salt)
+        blocks = SequenceBlocks(scope=scope)
         self.chains(blocks, blocks.start_rank)
         if self._states.is_used:
-            blocks.states = self._states.new(self._root(f"states {self._states.unit}", salt))
+            blocks.states = self._states.new(self._root(f"states {self._states.unit}", scope))
         return blocks
 
     def chains(self, blocks: SequenceBlocks, start_rank: int) -> list[BlockChain]:
         """The chains that a sequence has, or would have, on a start rank."""
         if start_rank not in blocks.candidates:
             blocks.candidates[start_rank] = [
-                BlockChain(root=self._root(spec.describe(group, start_rank), blocks.salt))
+                BlockChain(root=self._root(spec.describe(group, start_rank), blocks.scope))
                 for group, spec in enumerate(self._groups)
             ]
         return blocks.candidates[start_rank]
@@ -88,5 +88,5 @@ class PrefixFinder:
             start_rank=start_rank,
         )
 
-    def _root(self, place: str, salt: str | None) -> bytes:
-        return root_key(replace(self._identity, place=place), salt)
+    def _root(self, place: str, scope: CacheScope) -> bytes:
+        return root_key(replace(self._identity, place=place), scope)

@@ -29,7 +29,7 @@ from heddle.kvcache.finder import PrefixFinder
 from heddle.kvcache.group_cache import GroupCache
 from heddle.kvcache.groups import GroupSpec
 from heddle.kvcache.hits import GroupHit, NoHit, PrefixHit
-from heddle.kvcache.keys import CacheIdentity
+from heddle.kvcache.keys import COMMON, CacheIdentity, CacheScope
 from heddle.kvcache.prefix import PrefixIndex
 from heddle.kvcache.reservations import Reservations
 from heddle.kvcache.rotation import least_loaded, num_start_ranks
@@ -141,9 +141,9 @@ class KVCacheManager:
         """A sequence that starts now gets its state slots."""
         return self._states.has_room
 
-    def new_sequence(self, cache_salt: str | None = None) -> SequenceBlocks:
-        """A sequence that owns nothing yet; salts do not see each other's content."""
-        return self._finder.new_sequence(cache_salt)
+    def new_sequence(self, scope: CacheScope = COMMON) -> SequenceBlocks:
+        """A sequence that owns nothing yet; scopes do not see each other's content."""
+        return self._finder.new_sequence(scope)
 
     # A start.
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from heddle.kvcache.chain import BlockChain
+from heddle.kvcache.keys import COMMON, CacheScope
 from heddle.kvcache.states import Prefix
 
 
@@ -45,7 +46,7 @@ class SequenceStates:
 class SequenceBlocks:
     """Owned by a request; changed by `KVCacheManager` alone."""
 
-    salt: str | None = None
+    scope: CacheScope = COMMON
     candidates: dict[int, list[BlockChain]] = field(default_factory=dict)
     """By start rank: a chain per cache group. One entry once it has started."""
     start_rank: int = 0

@@ -18,21 +18,45 @@ from heddle.models.layers.shard import Shard
 from heddle.models.weights.loader import WeightLoader
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class GivenRows:
+    """Embeddings that callers gave in place of tokens."""
+
+    rows: torch.Tensor
+    """`[n]` int64, ascending: places among the `M` rows."""
+    values: torch.Tensor
+    """`[n, E]`: what enters the first layer, any factor on looked-up embeddings included."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowInputs:
+    """What a pass is told about each of its rows."""
+
+    token_ids: torch.Tensor
+    """`[M]` int64; read on the first stage alone."""
+    positions: torch.Tensor
+    """`[M]` int64, each row's place in its own sequence."""
+    rope_lengths: torch.Tensor | None = None
+    """`[M]` int64, the longest length that each row's request may reach, for rotary tables that
+    depend on it; None: this model's do not.
+    """
+    given: GivenRows | None = None
+    """Rows whose token is ignored; None: there are none."""
+
+
 class Model(Protocol):
     """A decoder on one rank, or the layers of it that one pipeline stage holds."""
 
     def forward(
         self,
-        token_ids: torch.Tensor,
-        positions: torch.Tensor,
+        rows: RowInputs,
         ops: StepOps,
         hidden: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """One pass over the step's rows.
 
         Args:
-            token_ids: `[M]` int64; read on the first stage alone.
-            positions: `[M]` int64, each row's place in its own sequence.
+            rows: tokens, positions, and what else differs from row to row.
             ops: the step's attention; called once per layer of this stage, in order.
             hidden: `[M, E]` from the stage before; None on the first stage.
 

@@ -1,13 +1,14 @@
 """The decoder that all families here share, or the layers of it that one pipeline stage holds.
 
     hidden = embed(tokens) * scale                                    first stage
-    each layer:   hidden += norm?(sum over TP of attention(norm(hidden)))
-                  hidden += norm?(sum over TP of feed_forward(norm(hidden)))
+    each layer:   hidden += factor * norm?(sum over TP of attention(norm?(hidden)))
+                  hidden += factor * norm?(sum over TP of feed_forward(norm?(hidden)))
     return norm(hidden)                                               last stage
 
 Blocks return this rank's part of a sum, so the collectives of a pass can be read off this page: one
-in the lookup, two per layer, one gather in `logits`. A family supplies the blocks and the names of
-their tensors; whether a norm stands behind a block, too, is told by its name being given.
+in the lookup, two per layer, one gather in `logits`; blocks say what else they need. A family
+supplies the blocks and the names of their tensors; whether a norm stands in front of a block or
+behind it is told by its name being given.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import torch
 
 from heddle.attention.base import StepOps
 from heddle.config.model import RopeConfig
-from heddle.models.base import BuildContext
+from heddle.models.base import BuildContext, RowInputs
 from heddle.models.layers.embedding import VocabularyShard, load_vocabulary
 from heddle.models.layers.norm import RMSNorm
 from heddle.models.layers.rotary import NoRotation, Rotary, Turn
@@ -54,29 +55,37 @@ class DecoderLayer(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class PreNormLayer:
-    """Two residual blocks, each with a norm in front and perhaps one behind."""
+class ResidualLayer:
+    """Two residual blocks, each with a norm in front, or behind, or both."""
 
-    attention_norm: RMSNorm
+    attention_norm: RMSNorm | None
     attention: AttentionBlock
-    feed_forward_norm: RMSNorm
+    feed_forward_norm: RMSNorm | None
     feed_forward: FeedForwardBlock
     attention_post_norm: RMSNorm | None = None
     feed_forward_post_norm: RMSNorm | None = None
+    attention_factor: float = 1.0
+    feed_forward_factor: float = 1.0
 
     def __call__(
         self, hidden: torch.Tensor, rotation: Turn, ops: StepOps, shard: Shard
     ) -> torch.Tensor:
         """`[M, E]` -> `[M, E]`."""
-        mixed = shard.sum(self.attention(self.attention_norm(hidden), rotation, ops))
-        hidden = _added(mixed, self.attention_post_norm, hidden)
-        mixed = shard.sum(self.feed_forward(self.feed_forward_norm(hidden), ops))
-        return _added(mixed, self.feed_forward_post_norm, hidden)
+        mixed = shard.sum(self.attention(_normed(hidden, self.attention_norm), rotation, ops))
+        mixed = _normed(mixed, self.attention_post_norm)
+        hidden = _added(mixed, self.attention_factor, hidden)
+        mixed = shard.sum(self.feed_forward(_normed(hidden, self.feed_forward_norm), ops))
+        mixed = _normed(mixed, self.feed_forward_post_norm)
+        return _added(mixed, self.feed_forward_factor, hidden)
 
 
-def _added(mixed: torch.Tensor, norm: RMSNorm | None, hidden: torch.Tensor) -> torch.Tensor:
-    # A sum or a norm is a fresh tensor of this rank, so the residual is added in place.
-    return (mixed if norm is None else norm(mixed)).add_(hidden)
+def _normed(x: torch.Tensor, norm: RMSNorm | None) -> torch.Tensor:
+    return x if norm is None else norm(x)
+
+
+def _added(mixed: torch.Tensor, factor: float, hidden: torch.Tensor) -> torch.Tensor:
+    # A sum or a norm is a fresh tensor of this rank, so it is changed in place.
+    return (mixed if factor == 1.0 else mixed.mul_(factor)).add_(hidden)
 
 
 class Decoder:
@@ -103,33 +112,41 @@ class Decoder:
 
     def forward(
         self,
-        token_ids: torch.Tensor,
-        positions: torch.Tensor,
+        rows: RowInputs,
         ops: StepOps,
         hidden: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """One pass over the step's rows; see `Model.forward`."""
         if self._embedding is not None:
-            hidden = self._embed(token_ids)
+            hidden = self._embed(rows)
         assert hidden is not None, "a later stage is given the rows of the stage before"
-        turns: dict[str, Turn] = {"none": NoRotation(positions)}
-        turns |= {name: rotary.at(positions) for name, rotary in self._rotaries.items()}
+        turns: dict[str, Turn] = {"none": NoRotation(rows.positions)}
+        turns |= {
+            name: rotary.at(rows.positions, rows.rope_lengths)
+            for name, rotary in self._rotaries.items()
+        }
         for index, layer in enumerate(self._layers, self._first_layer):
             turn = turns[self._config.kind_of(index).rope]
             hidden = layer(hidden, turn, ops, self._shard)
         return hidden if self._final_norm is None else self._final_norm(hidden)
 
-    def _embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+    def _embed(self, rows: RowInputs) -> torch.Tensor:
         assert self._embedding is not None
-        rows = self._embedding.embed(token_ids)
+        hidden = self._embedding.embed(rows.token_ids)
         scale = self._config.embedding_scale
-        # The published models round the factor to the dtype of the rows.
-        return rows if scale == 1.0 else rows.mul_(torch.tensor(scale, dtype=rows.dtype))
+        if scale != 1.0:
+            # The published models round the factor to the dtype of the rows.
+            hidden = hidden.mul_(torch.tensor(scale, dtype=hidden.dtype))
+        if rows.given is not None:
+            hidden = hidden.index_copy(0, rows.given.rows, rows.given.values)
+        return hidden
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Scores of every token; see `Model.logits`."""
         assert self._output is not None, "only the last stage gives logits"
         scores = self._output.logits(hidden)
+        if self._config.logits_scale != 1.0:
+            scores = scores.mul_(self._config.logits_scale)
         cap = self._config.final_softcap
         return (scores / cap).tanh_().mul_(cap) if cap else scores
 
@@ -140,10 +157,14 @@ class LayerNames:
 
     attention: str = "self_attn"
     feed_forward: str = "mlp"
-    attention_norm: str = "input_layernorm"
+    attention_norm: str | None = "input_layernorm"
     attention_post_norm: str | None = None
-    feed_forward_norm: str = "post_attention_layernorm"
+    feed_forward_norm: str | None = "post_attention_layernorm"
     feed_forward_post_norm: str | None = None
+    query_key_value: str | None = None
+    """One matrix of query, key, then value; None: there are three."""
+    gate_up: str | None = None
+    """One matrix of gate, then up, in a dense block; None: there are two."""
 
 
 LLAMA_NAMES = LayerNames()
@@ -173,7 +194,7 @@ def load_decoder(
     names: LayerNames | Callable[[int], LayerNames] = LLAMA_NAMES,
     final_norm: str = "model.norm",
 ) -> Decoder:
-    """Load a decoder of `PreNormLayer`s whose blocks are loaded by a family.
+    """Load a decoder of `ResidualLayer`s whose blocks are loaded by a family.
 
     Args:
         context: model, place and loader.
@@ -188,21 +209,23 @@ def load_decoder(
         ModelFileError: a tensor is missing, has another shape, or is not part of the model.
     """
     norm = load_norm or load_rms_norm(context)
-    width = context.config.hidden_size
+    width, factors = context.config.hidden_size, context.config.residual_factors
 
     def load_layer(layer: int, prefix: str) -> DecoderLayer:
         part = names(layer) if callable(names) else names
 
-        def post_norm(name: str | None) -> RMSNorm | None:
+        def load_part_norm(name: str | None) -> RMSNorm | None:
             return None if name is None else norm(f"{prefix}.{name}", width)
 
-        return PreNormLayer(
-            attention_norm=norm(f"{prefix}.{part.attention_norm}", width),
+        return ResidualLayer(
+            attention_norm=load_part_norm(part.attention_norm),
             attention=load_attention(layer, f"{prefix}.{part.attention}"),
-            feed_forward_norm=norm(f"{prefix}.{part.feed_forward_norm}", width),
+            feed_forward_norm=load_part_norm(part.feed_forward_norm),
             feed_forward=load_feed_forward(layer, f"{prefix}.{part.feed_forward}"),
-            attention_post_norm=post_norm(part.attention_post_norm),
-            feed_forward_post_norm=post_norm(part.feed_forward_post_norm),
+            attention_post_norm=load_part_norm(part.attention_post_norm),
+            feed_forward_post_norm=load_part_norm(part.feed_forward_post_norm),
+            attention_factor=factors.attention.block,
+            feed_forward_factor=factors.feed_forward.block,
         )
 
     return load_layers(

@@ -20,22 +20,30 @@ from heddle.attention.backends import create_backend
 from heddle.attention.backends.base import AttentionBackend
 from heddle.attention.recurrent.store import StateStore
 from heddle.attention.resources import AttentionResources
+from heddle.attention.row_codec import create_row_codec
 from heddle.attention.step_attention import RankAttention
 from heddle.attention.storage import KVStore
 from heddle.comm.base import RankGroups, World
 from heddle.config.engine import ResolvedConfig
 from heddle.errors import PlanMismatch, UnsupportedError
+from heddle.layout.cache_rows import row_format
 from heddle.layout.mesh import GROUP_KINDS, GroupKind
+from heddle.models.adapters.slots import AdapterSlots
+from heddle.models.adapters.store import AdapterStore
 from heddle.models.layers.expert_group import ExpertGroup, ExpertLoad
 from heddle.models.registry import create_model
 from heddle.models.weights.open import open_weights
+from heddle.models.weights.source import WeightSource
 from heddle.runner.guard import ScheduleGuard, guard_groups
 from heddle.runner.results import collect_samples
+from heddle.runner.row_inputs import create_row_inputs
 from heddle.step.batch import GlobalBatch, RankReply, SampledToken
 from heddle.step.localize import RankStep, localize
 from heddle.step.plan import StepPlan, plan
 from heddle.step.schedule import collective_schedule
 from heddle.step.topology import Topology
+
+COMPUTE_DEVICE = torch.device("cpu")
 
 
 class RankWorker:
@@ -51,21 +59,35 @@ class RankWorker:
         global_rank: int,
         world: World,
         on_progress: Callable[[int, int], None] | None = None,
+        *,
+        source: WeightSource | None = None,
+        device: torch.device = COMPUTE_DEVICE,
     ) -> None:
+        """Load.
+
+        Args:
+            resolved: what runs.
+            global_rank: which rank this is.
+            world: its way to the others.
+            on_progress: told (tensors loaded, tensors in all).
+            source: of the weights; None: the checkpoint at `resolved.model_path`.
+            device: of all tensors; a rank on `meta` is only weighed.
+        """
         self.topology = Topology.from_resolved(resolved)
         self.global_rank = global_rank
         self.coord = self.topology.mesh.coord_of(global_rank)
         self.guard = ScheduleGuard()
         self.groups = guard_groups(_form_groups(self.topology, world), self.guard)
         self.dtype: torch.dtype = getattr(torch, resolved.dtype)
-        self.device = torch.device("cpu")
+        self.device = device
         backend = self._create_backend(resolved)
         self.experts = _create_experts(self.topology, self.groups)
+        slots: list[AdapterSlots] = []
         self.model = create_model(
             resolved.model,
             self.topology.heads,
             self.coord.tp,
-            open_weights(resolved.model_path),
+            source or open_weights(resolved.model_path),
             self.dtype,
             self.device,
             self.groups.tp,
@@ -73,7 +95,9 @@ class RankWorker:
             stage=(self.coord.pp, self.topology.mesh.pp_size),
             experts=self.experts,
             replicates_queries=self.topology.replicates_queries,
+            adapter_slots=slots if resolved.adapters.enable_lora else None,
         )
+        self.adapters = AdapterStore(slots, self.dtype, device)
         self.store = self._create_store(resolved)
         self.states = self._create_states(resolved)
         self.resources = AttentionResources(
@@ -85,7 +109,7 @@ class RankWorker:
         backend = create_backend(resolved.backend)
         reasons = backend.unsupported_reasons(
             dtype=self.dtype,
-            device=self.device,
+            device=COMPUTE_DEVICE,
             key_width=resolved.model.stored_key_width,
             value_width=resolved.model.partial_width,
         )
@@ -102,8 +126,7 @@ class RankWorker:
             num_blocks=resolved.num_blocks,
             block_size=resolved.cache.block_size,
             num_heads=topology.heads.num_stored_kv_heads(topology.mesh.slice_of(self.coord.tp)),
-            row_width=resolved.model.stored_row_width,
-            dtype=getattr(torch, resolved.kv_cache_dtype),
+            codec=create_row_codec(row_format(resolved.model, resolved.kv_cache_dtype)),
             device=self.device,
         )
 
@@ -164,11 +187,10 @@ class RankWorker:
         )
 
     def _run(self, step: RankStep, attention: RankAttention) -> tuple[SampledToken, ...]:
-        self._prepare_blocks(step.plan.batch)
+        self._prepare(step.plan.batch)
         self.guard.begin(collective_schedule(step.plan, self.topology, self.global_rank))
         hidden = self.model.forward(
-            torch.tensor(step.token_ids),
-            torch.tensor(step.positions),
+            create_row_inputs(step, self.topology.model, self.dtype),
             attention,
             self._receive_hidden(step),
         )
@@ -189,8 +211,12 @@ class RankWorker:
         shape = (len(step.token_ids), self.topology.model.hidden_size)
         return self.groups.pp.receive(shape, self.dtype, self.coord.pp - 1)
 
-    def _prepare_blocks(self, batch: GlobalBatch) -> None:
-        """Wipe, copy on write, take and resume snapshots, before anything is written."""
+    def _prepare(self, batch: GlobalBatch) -> None:
+        """Change adapters; wipe, copy on write, take and resume snapshots, before anything is
+        written.
+        """
+        for change in batch.adapter_changes:
+            self.adapters.change(change.slot, change.path)
         if self.states is not None:
             self.states.copy(batch.state_copies)
         self.store.wipe(batch.wiped_blocks)

@@ -15,8 +15,10 @@ from enum import Enum
 from typing import Literal
 
 from heddle.config.sampling import SamplingParams
+from heddle.kvcache.keys import COMMON, CacheScope
 from heddle.kvcache.sequence import SequenceBlocks
 from heddle.layout.kv import KVLayout
+from heddle.scheduler.admission import kv_tokens_needed
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -27,6 +29,24 @@ class RequestStatus(Enum):
     WAITING = "waiting"
     RUNNING = "running"
     FINISHED = "finished"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PromptEmbeddings:
+    """Embeddings given in place of a prompt's tokens, as the bytes of rows."""
+
+    data: bytes
+    """One row after another, in the engine's compute dtype."""
+    row_bytes: int
+
+    @property
+    def num_rows(self) -> int:
+        """Tokens that they stand for."""
+        return len(self.data) // self.row_bytes
+
+    def rows(self, start: int, end: int) -> bytes:
+        """Those of [start, end) that there are."""
+        return self.data[start * self.row_bytes : end * self.row_bytes]
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -43,7 +63,12 @@ class Request:
     seed: int = 0
     choice: int = 0
     eos_token_ids: tuple[int, ...] = ()
-    cache_salt: str | None = None
+    cache_scope: CacheScope = COMMON
+    """With whom it may share cached KV."""
+    adapter_slot: int = -1
+    """Slot of the adapter that its rows go through; -1: none."""
+    embeddings: PromptEmbeddings | None = None
+    """Stand for its first tokens, whose ids then mean nothing."""
     skip_prefix_hit: bool = False
     """Every prompt row must be computed (prompt logprobs)."""
     teacher: tuple[int, ...] = ()
@@ -82,6 +107,16 @@ class Request:
     def num_prompt_tokens(self) -> int:
         """Tokens of the prompt."""
         return len(self.prompt_token_ids)
+
+    @property
+    def rope_length(self) -> int:
+        """Longest length that it may reach, constant for life; some rotary tables depend on it."""
+        return kv_tokens_needed(self.num_prompt_tokens, self.max_output_tokens)
+
+    @property
+    def num_embedded_tokens(self) -> int:
+        """First tokens of the prompt that embeddings stand for."""
+        return 0 if self.embeddings is None else self.embeddings.num_rows
 
     @property
     def num_tokens(self) -> int:

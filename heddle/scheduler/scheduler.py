@@ -113,7 +113,7 @@ class Scheduler:
             raise RequestError(f"max_output_tokens={limit}; must be at most the room of {room}")
         if request.is_finished or (limit and len(request.output_token_ids) >= limit):
             raise RequestError(f"request {request.request_id} has ended")
-        request.blocks = self._cache.new_sequence(request.cache_salt)
+        request.blocks = self._cache.new_sequence(request.cache_scope)
         self._queues.add(request)
 
     def finish(

@@ -79,6 +79,20 @@ class ScheduledRequest(msgspec.Struct, frozen=True, kw_only=True):
     prompt_logprob_targets: tuple[int, ...] = ()
     """Next prompt token for each of the first rows; empty unless prompt logprobs were asked for."""
     num_prompt_logprobs: int = 0
+    rope_length: int = 0
+    """Longest length that the sequence may reach; the same in each of its steps."""
+    adapter_slot: int = -1
+    """Slot of the adapter that the rows go through; -1: none."""
+    embeddings: bytes = b""
+    """Rows `[E]` in the compute dtype that replace the first so many tokens of this part."""
+
+
+class AdapterChange(msgspec.Struct, frozen=True, kw_only=True):
+    """An adapter comes to a slot, or leaves it, before the rows of the step are computed."""
+
+    slot: int
+    path: str | None
+    """Folder of the adapter; None: the slot is emptied."""
 
 
 class GlobalBatch(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,6 +106,8 @@ class GlobalBatch(msgspec.Struct, frozen=True, kw_only=True):
     """Blocks to overwrite with zeros first, after a request that produced NaN."""
     state_copies: tuple[StateCopy, ...] = ()
     """Snapshots taken and resumed, in this order."""
+    adapter_changes: tuple[AdapterChange, ...] = ()
+    """In this order, on all ranks."""
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from heddle.scheduler.batch import ScheduledBatch, ScheduledPart
-from heddle.step.batch import GlobalBatch, SampleSpec, ScheduledRequest, StateCopy, StateUse
+from heddle.scheduler.request import Request
+from heddle.step.batch import (
+    AdapterChange,
+    GlobalBatch,
+    SampleSpec,
+    ScheduledRequest,
+    StateCopy,
+    StateUse,
+)
 from heddle.step.topology import Topology
 
 BadWordIds = tuple[tuple[int, ...], ...]
@@ -18,6 +26,7 @@ def build_batch(
     epoch: int,
     step: int,
     bad_words: Mapping[int, BadWordIds],
+    adapter_changes: Sequence[AdapterChange] = (),
 ) -> GlobalBatch:
     """Describe a step as plain data; nothing in it is local to a rank.
 
@@ -29,6 +38,7 @@ def build_batch(
         epoch: life of the ranks, raised at each recovery.
         step: number of the step within the epoch.
         bad_words: token ids of bad words by request id; requests without any may be absent.
+        adapter_changes: made by all ranks before they compute.
     """
     return GlobalBatch(
         epoch=epoch,
@@ -42,6 +52,7 @@ def build_batch(
         state_copies=tuple(
             StateCopy(source=source, target=target) for source, target in scheduled.state_copies
         ),
+        adapter_changes=tuple(adapter_changes),
     )
 
 
@@ -67,6 +78,10 @@ def _describe(part: ScheduledPart, topology: Topology, bad_words: BadWordIds) ->
         if logprobs is None
         else tuple(request.prompt_token_ids[start + 1 : end + 1]),
         num_prompt_logprobs=logprobs or 0,
+        rope_length=request.rope_length,
+        adapter_slot=request.adapter_slot,
+        # A preempted sequence computes its prompt again, so they are sent whenever rows need them.
+        embeddings=request.embeddings.rows(start, end) if request.embeddings else b"",
     )
 
 
@@ -86,6 +101,11 @@ def _state_use(part: ScheduledPart) -> StateUse | None:
     return None if use is None else StateUse(source=use[0], targets=use[1])
 
 
+def _seen(request: Request) -> tuple[int, ...]:
+    """Prompt tokens that count as used; embeddings are no tokens."""
+    return tuple(request.prompt_token_ids[request.num_embedded_tokens :])
+
+
 def _spec(part: ScheduledPart, row: int, bad_words: BadWordIds) -> SampleSpec:
     """How to draw the token after the first `row` drafts, as if they were outputs."""
     request = part.request
@@ -101,7 +121,7 @@ def _spec(part: ScheduledPart, row: int, bad_words: BadWordIds) -> SampleSpec:
         position=position,
         eos_token_ids=() if request.params.ignore_eos else tuple(request.eos_token_ids),
         # Long prompts would dominate the message, so they travel only where they change logits.
-        prompt_token_ids=tuple(request.prompt_token_ids) if needs_prompt else (),
+        prompt_token_ids=_seen(request) if needs_prompt else (),
         output_token_ids=outputs if needs_output else (),
         bad_word_ids=bad_words,
         forced_token_id=request.teacher[position] if is_forced else None,

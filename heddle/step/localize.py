@@ -13,6 +13,7 @@ Legend: `M` local rows, `P` PCP size.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -69,6 +70,8 @@ class RankStep:
     """`[M]`; 0 on pads."""
     positions: IntArray
     """`[M]`; 0 on pads."""
+    request_of_row: IntArray
+    """`[M]`: index of the request in the batch; -1 on pads."""
 
     @property
     def num_copy(self) -> int:
@@ -84,6 +87,15 @@ class RankStep:
     def num_local_rows(self) -> int:
         """`M`."""
         return self.plan.rows.num_local_rows
+
+    def per_row(self, values: Sequence[int], pad: int) -> IntArray:
+        """`[M]`: the value of each row's request, `pad` on pads.
+
+        Args:
+            values: one per request of the batch.
+            pad: for rows that are nobody's.
+        """
+        return np.array([*values, pad], dtype=np.int64)[self.request_of_row]
 
 
 def localize(plan: StepPlan, topology: Topology, global_rank: int) -> RankStep:
@@ -101,9 +113,11 @@ def localize(plan: StepPlan, topology: Topology, global_rank: int) -> RankStep:
     local = rows.local_rows(coord.pcp)
     if len(everything.token) == 0:
         token_ids = positions = np.zeros(per_rank, dtype=np.int64)
+        request_of_row = np.full(per_rank, -1, dtype=np.int64)
     else:
         token_ids = np.where(valid, everything.token[local], 0)
         positions = np.where(valid, everything.position[local], 0)
+        request_of_row = np.where(valid, everything.request[local], -1)
     return RankStep(
         plan=plan,
         global_rank=global_rank,
@@ -113,4 +127,5 @@ def localize(plan: StepPlan, topology: Topology, global_rank: int) -> RankStep:
         rows=everything,
         token_ids=token_ids,
         positions=positions,
+        request_of_row=request_of_row,
     )

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from heddle.step.exchanges import ExchangeSizes, describe, new_rows_gather
 from heddle.step.experts import expert_calls
+from heddle.step.norms import norm_sums
 from heddle.step.plan import StepPlan
 from heddle.step.recurrent import recurrent_collectives
 from heddle.step.sparse import sparse_calls
@@ -82,6 +83,7 @@ class _ScheduleBuilder:
         if self.model.kind_of(layer).mixer == "recurrent":
             yield from self.recurrent
         else:
+            yield from norm_sums(self.plan.rows, self.topology)
             yield from self.by_group[self.topology.group_of_layer[layer]]
         yield from self._sum()
         if self.model.moe is not None and self.model.moe.has_experts(layer):

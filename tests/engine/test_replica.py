@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from heddle.config import ParallelConfig, SamplingParams
 from heddle.engine.replica import Replica, choose_replica
 from heddle.errors import PlanMismatch
+from heddle.kvcache.keys import CacheScope
 from heddle.scheduler.request import Request
 from heddle.step.topology import Topology
 from tests.support.fake_executor import EOS, FakeExecutor, resolved_config, toy_greedy
@@ -147,8 +148,8 @@ class Standing:
     load: int
     hit: int = 0
 
-    def num_hit_tokens(self, token_ids: Sequence[int], cache_salt: str | None) -> int:
-        return min(self.hit, len(token_ids) - 1) if cache_salt is None else 0
+    def num_hit_tokens(self, token_ids: Sequence[int], scope: CacheScope) -> int:
+        return min(self.hit, len(token_ids) - 1) if scope.salt is None else 0
 
 
 @pytest.mark.parametrize(
@@ -166,5 +167,5 @@ def test_a_hit_outweighs_as_much_load_as_it_is_long(
     standings: list[tuple[int, int]], salt: str | None, chosen: int
 ) -> None:
     replicas = [Standing(*standing) for standing in standings]
-    found = choose_replica(cast("list[Replica]", replicas), range(20), salt)
+    found = choose_replica(cast("list[Replica]", replicas), range(20), CacheScope(salt=salt))
     assert found is replicas[chosen]

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from heddle.config import SamplingParams
 from heddle.errors import LayoutMismatch, PlanMismatch, PromptTooLong, RequestError
+from heddle.kvcache.keys import CacheScope
 from heddle.layout.kv import KVLayout
 from heddle.scheduler.policy import (
     DECODE_GAP_STEPS,
@@ -459,7 +460,7 @@ def test_cached_tokens_are_those_of_the_first_start_and_zero_has_a_reason():
     warm = engine.add(prompt, 2)
     other = engine.add(text(5, 9), 2)
     excluded = engine.add(prompt, 2, skip_prefix_hit=True)
-    salted = engine.add(prompt, 2, cache_salt="mine")
+    salted = engine.add(prompt, 2, cache_scope=CacheScope(salt="mine"))
     engine.drain()
     assert [r.num_cached_tokens for r in engine.requests.values()] == [0, 20, 0, 0, 0]
     assert (warm.no_hit_reason, cold.no_hit_reason) == ("", "nothing shared")

@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import msgspec
 import pytest
 
 from heddle.config import SamplingParams
@@ -13,8 +14,8 @@ from heddle.kvcache.copies import BlockCopy
 from heddle.kvcache.sequence import SequenceBlocks, SequenceStates
 from heddle.layout.kv import KVLayout
 from heddle.scheduler.batch import ScheduledBatch, ScheduledPart
-from heddle.scheduler.request import Request
-from heddle.step.batch import GlobalBatch, ScheduledRequest, StateCopy, StateUse
+from heddle.scheduler.request import PromptEmbeddings, Request
+from heddle.step.batch import AdapterChange, GlobalBatch, ScheduledRequest, StateCopy, StateUse
 from heddle.step.build import build_batch
 from heddle.step.topology import Topology
 from tests.support.batches import make_topology
@@ -37,9 +38,14 @@ def request(outputs: tuple[int, ...] = (), params: Any = None, **fields: Any) ->
 
 
 def build(parts: list[ScheduledPart], topology: Topology = TOPOLOGY, **extra: Any) -> GlobalBatch:
-    bad_words = extra.pop("bad_words", {})
+    bad_words, changes = extra.pop("bad_words", {}), extra.pop("adapter_changes", ())
     return build_batch(
-        ScheduledBatch(tuple(parts), **extra), topology, epoch=2, step=5, bad_words=bad_words
+        ScheduledBatch(tuple(parts), **extra),
+        topology,
+        epoch=2,
+        step=5,
+        bad_words=bad_words,
+        adapter_changes=changes,
     )
 
 
@@ -191,3 +197,40 @@ def test_tables_of_all_groups_travel_with_their_holes_and_the_start_rank() -> No
     assert found.block_tables == ((4, 2, 9), (0, 0, 0, 6, 8))  # the window has blocks of 4
     assert found.start_rank == 1
     assert found.layout_fingerprint == topology.fingerprint(1) != topology.fingerprint(0)
+
+
+def test_embeddings_travel_for_the_scheduled_rows_alone_and_again_when_recomputed() -> None:
+    source = request(embeddings=PromptEmbeddings(data=b"aabbccddee", row_bytes=2))
+    found = [one(source, *rows, False).embeddings for rows in ((0, 3), (3, 9), (5, 2), (0, 2))]
+    assert found == [b"aabbcc", b"ddee", b"", b"aabb"]
+    assert one(request(), 0, 3, False).embeddings == b""
+
+
+def test_embeddings_are_no_tokens_that_penalties_count() -> None:
+    params = SamplingParams(repetition_penalty=2.0)
+    source = request(params=params, embeddings=PromptEmbeddings(data=b"aabb", row_bytes=2))
+    assert one(source, 19, 1, True).samples[0].prompt_token_ids == PROMPT[2:]
+
+
+def test_length_and_adapter_are_those_of_the_whole_life() -> None:
+    source = request(adapter_slot=3)
+    for start, count in ((0, 4), (4, 16)):
+        part = one(source, start, count, False)
+        assert (part.rope_length, part.adapter_slot) == (20 + 9 - 1, 3)
+    assert one(request(), 0, 4, False).adapter_slot == -1
+
+
+def test_changes_of_adapters_keep_their_order() -> None:
+    changes = (AdapterChange(slot=1, path=None), AdapterChange(slot=1, path="/x"))
+    assert build([], adapter_changes=list(changes)).adapter_changes == changes
+
+
+def test_row_data_arrive_as_they_were_sent() -> None:
+    source = request(
+        adapter_slot=3, embeddings=PromptEmbeddings(data=bytes(range(256)), row_bytes=32)
+    )
+    sent = build(
+        [ScheduledPart(source, 0, 20, False)],
+        adapter_changes=[AdapterChange(slot=3, path="/x"), AdapterChange(slot=0, path=None)],
+    )
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(sent), type=GlobalBatch) == sent

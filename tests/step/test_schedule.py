@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 
@@ -63,6 +65,20 @@ def test_an_exchange_without_calls_is_not_scheduled_as_another() -> None:
     topology = make_topology((1, 2, 2), return_exchange="ring")
     with pytest.raises(ValueError, match="returns='ring' has no calls"):
         plan(make_batch(topology, [(9, 1)]), topology)
+
+
+def test_norms_over_all_heads_are_summed_in_front_of_attention() -> None:
+    for dtype, wide in (("bfloat16", "float32"), ("float64", "float64")):
+        plain = replace(make_topology((2, 1, 1)), dtype=dtype)
+        topology = replace(plain, model=replace(plain.model, qk_width_norm=True))
+        step_plan = plan(make_batch(topology, [(9, 1), (3, 7)]), topology)
+        sums = Collective("all_reduce", "tp", (step_plan.rows.num_local_rows, 2), wide)
+        for found, expected in zip(
+            collective_schedule(step_plan, topology, 1).layers,
+            collective_schedule(step_plan, plain, 1).layers,
+            strict=True,
+        ):
+            assert found == (sums, *expected)
 
 
 def test_one_rank_issues_nothing() -> None:

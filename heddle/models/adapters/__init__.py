@@ -1,0 +1,1 @@
+"""Low-rank adapters (LoRA) in the format of the PEFT library."""
