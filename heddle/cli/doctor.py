@@ -1,9 +1,11 @@
 """`heddle doctor`: what this machine is, what is installed on it, and what it measures, ready to be
-pasted.
+pasted; with a MODEL, what that model would need here, and whether it would run.
 
 The measured costs are kept for engines that start on this machine later: they weigh calls, bytes
 and arithmetic against each other. Nothing personal is printed: no host name, user name or path of
 the user; the place of the kept costs goes to the log alone.
+
+With a MODEL nothing is measured and nothing is loaded: headers and settings say all of it at once.
 """
 
 from __future__ import annotations
@@ -12,12 +14,21 @@ import argparse
 from collections.abc import Mapping
 from typing import Any
 
-from heddle.cli.flags import command_parser
+from heddle.cli.flags import (
+    ENGINE_FLAGS,
+    LAYOUT_FLAGS,
+    add_engine_flags,
+    add_layout_flags,
+    command_parser,
+    engine_arguments,
+)
 from heddle.cli.output import Output, Table
 from heddle.cli.parser import CommandParser
 from heddle.cli.quantities import quantity
 from heddle.config.link_costs import LinkCosts
+from heddle.engine.args import engine_config
 from heddle.engine.measured_costs import store_costs
+from heddle.errors import ConfigError
 
 _COST_NAMES = {
     "alpha": "empty call (alpha)",
@@ -31,17 +42,25 @@ _COST_UNITS = {
     "flops": "flops",
     "memory": "bytes_per_second",
 }
-SUMMARY = "print machine, versions, backends, sockets and measured costs"
+SUMMARY = "print machine, versions and measured costs; or what a MODEL would need here"
 
 
 def create_parser(environment: Mapping[str, str], output: Output) -> CommandParser:
-    """Only the common flags."""
-    return command_parser("doctor", SUMMARY, environment, output)
+    """A model, and the flags of the engine that would run it."""
+    parser = command_parser("doctor", SUMMARY, environment, output)
+    parser.add_argument(
+        "model", metavar="MODEL", nargs="?", help="demo, a folder or a .gguf file; not loaded"
+    )
+    add_layout_flags(parser)
+    add_engine_flags(parser)
+    return parser
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
-    """Look, measure, print, keep the costs."""
-    del arguments  # every command is called alike
+    """Look, measure, print, keep the costs; or look at a model."""
+    if arguments.model is not None:
+        return _run_on_model(arguments, output)
+    _refuse_flags(arguments)
     from heddle.cli.checkup import examine  # imports torch
 
     document = examine()
@@ -52,6 +71,38 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         for table in tables(document):
             output.table(table)
     return 0
+
+
+def _run_on_model(arguments: argparse.Namespace, output: Output) -> int:
+    """Print what is found; a model that would not run is exit 2."""
+    from heddle.cli import model_checkup, model_tables  # imports torch
+    from heddle.cli.show_tables import wrapped
+    from heddle.cli.show_topology import local_path
+
+    path = local_path(arguments.model, "doctor")
+    config = engine_config(arguments.model, **engine_arguments(arguments))
+    document = model_checkup.examine_model(config, path)
+    if output.as_json:
+        output.document({"model": document})
+    else:
+        for table in model_tables.tables(document):
+            output.table(table)
+        for line in wrapped(model_tables.notes(document)):
+            output.text(line)
+    for reason in document["reasons"]:
+        output.say(f"cannot run: {reason}")
+    for legal in document["nearest"]:
+        output.say(f"legal:      {legal}")
+    return 2 if document["reasons"] else 0
+
+
+def _refuse_flags(arguments: argparse.Namespace) -> None:
+    """Flags of an engine say nothing about a machine."""
+    for flag in (*LAYOUT_FLAGS, *ENGINE_FLAGS):
+        if getattr(arguments, flag.variable) != flag.default:
+            raise ConfigError(
+                f"{flag.names[-1]} has no effect without a MODEL; doctor then measures the machine"
+            )
 
 
 def keep(costs: LinkCosts, output: Output) -> None:

@@ -1,0 +1,133 @@
+"""What a rank would hold, to the byte, before anything is loaded.
+
+The rank is built as it would run, on torch's `meta` device: tensors have shapes and no memory, and
+slices of the checkpoint are answered from its headers. So nothing is estimated, and a checkpoint
+that lacks a tensor, or has one of another shape, is refused here as it would be later.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Collection
+from dataclasses import dataclass
+from types import FunctionType, ModuleType
+
+import torch
+
+from heddle.comm.threads import ThreadGroup
+from heddle.config.engine import ResolvedConfig
+from heddle.models.weights.source import Span, WeightSource
+from heddle.runner.worker import RankWorker
+from heddle.step.topology import Topology
+
+META = torch.device("meta")
+
+
+class HeaderSource:
+    """A `WeightSource` that reads shapes and no bytes."""
+
+    def __init__(self, inner: WeightSource) -> None:
+        self._inner = inner
+
+    def names(self) -> Collection[str]:
+        """All tensor names."""
+        return self._inner.names()
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Whole shape of a tensor."""
+        return self._inner.shape(name)
+
+    def location(self, name: str) -> str:
+        """The file that holds a tensor."""
+        return self._inner.location(name)
+
+    def read(
+        self,
+        name: str,
+        rows: Span | None = None,
+        cols: Span | None = None,
+        depth: Span | None = None,
+    ) -> torch.Tensor:
+        """A slice without content, on the meta device."""
+        shape = self.shape(name)
+        spans = [*(rows, cols, depth)[: len(shape)], *[None] * (len(shape) - 3)]
+        cut = ((0, size) if span is None else span for size, span in zip(shape, spans, strict=True))
+        return torch.empty([last - first for first, last in cut], device=META)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankBytes:
+    """Memory of one rank. Pools are reserved, and committed as they are written."""
+
+    weights: int
+    """Parameters, and tables that are made from the configuration."""
+    cache: int
+    """The KV pool."""
+    states: int
+    """The pool of recurrent states."""
+
+
+def weigh_rank(resolved: ResolvedConfig, global_rank: int, source: WeightSource) -> RankBytes:
+    """Build one rank without memory, and count.
+
+    Args:
+        resolved: what would run.
+        global_rank: which rank.
+        source: the checkpoint; no content is read.
+    Raises:
+        ModelFileError: a tensor is missing, surplus or of another shape.
+        UnsupportedError: the model or the backend cannot be run.
+    """
+    world = ThreadGroup(resolved.parallel.world_size).world(global_rank)
+    worker = RankWorker(resolved, global_rank, world, source=HeaderSource(source), device=META)
+    return RankBytes(
+        weights=held_bytes(worker.model),
+        cache=held_bytes(worker.store),
+        states=held_bytes(worker.states),
+    )
+
+
+def distinct_ranks(resolved: ResolvedConfig) -> dict[int, list[int]]:
+    """Ranks that hold the same parts: the first of them, and all of them.
+
+    Parameters depend on the stage, the place in the TP group and the experts that are dealt out;
+    pools on the stage and the place in the TP group.
+    """
+    topology = Topology.from_resolved(resolved)
+    mesh = topology.mesh
+    found: dict[tuple[int, int, int], list[int]] = {}
+    for rank in range(resolved.parallel.world_size):
+        coord = mesh.coord_of(rank)
+        experts = next(group.index(rank) for group in mesh.groups("ep") if rank in group)
+        dealt = experts if topology.has_expert_parallel else 0
+        found.setdefault((coord.pp, coord.tp, dealt), []).append(rank)
+    return {ranks[0]: ranks for ranks in found.values()}
+
+
+def held_bytes(root: object) -> int:
+    """Bytes of all tensors that can be reached from an object, each storage once."""
+    storages: dict[int, int] = {}
+    seen: set[int] = set()
+    stack = [root]
+    while stack:
+        item = stack.pop()
+        if id(item) in seen:
+            continue
+        seen.add(id(item))
+        if isinstance(item, torch.Tensor):
+            storage = item.untyped_storage()
+            storages[storage._cdata] = storage.nbytes()
+        else:
+            stack.extend(_parts(item))
+    return sum(storages.values())
+
+
+def _parts(item: object) -> list[object]:
+    """What an object refers to; neither classes and modules, nor what a function reads from its
+    module.
+    """
+    if isinstance(item, type | ModuleType):
+        return []
+    if isinstance(item, FunctionType):
+        return list(item.__closure__ or ())
+    return gc.get_referents(item)
