@@ -49,13 +49,14 @@ LAYOUT_FLAGS = (
 )
 ENGINE_FLAGS = (
     "--attention-backend --context-workspace-tokens --cpu-distributed-timeout-seconds "
-    "--enable-prefix-caching --kv-cache-memory-bytes --long-prefill-token-threshold "
+    "--enable-lora --lora-dir --lora-modules --max-lora-rank --max-loras --no-enable-lora "
+    "--enable-prefix-caching --hf-overrides --kv-cache-memory-bytes --long-prefill-token-threshold "
     "--max-model-len --max-num-batched-tokens --max-num-partial-prefills --max-num-seqs "
-    "--no-enable-prefix-caching --num-gpu-blocks-override --num-threads --seed "
+    "--model-impl --no-enable-prefix-caching --num-gpu-blocks-override --num-threads --seed "
     "--speculative-config --startup-timeout --step-timeout"
 )
 GENERATE_FLAGS = (
-    "--chat --frequency-penalty --ignore-eos --max-tokens --min-p --min-tokens "
+    "--chat --frequency-penalty --ignore-eos --lora --max-tokens --min-p --min-tokens "
     "--no-ignore-eos --presence-penalty --prompt-file --repetition-penalty --stop "
     "--temperature --top-k --top-p"
 )
@@ -63,7 +64,7 @@ SURFACE = {
     "generate": f"{COMMON_FLAGS} {LAYOUT_FLAGS} {ENGINE_FLAGS} {GENERATE_FLAGS}",
     "show": f"{COMMON_FLAGS} {LAYOUT_FLAGS} --heads --seq-len",
     "verify": f"{COMMON_FLAGS} {LAYOUT_FLAGS} {ENGINE_FLAGS} --all --max-tokens --world",
-    "doctor": COMMON_FLAGS,
+    "doctor": f"{COMMON_FLAGS} {LAYOUT_FLAGS} {ENGINE_FLAGS}",
 }
 
 

@@ -100,7 +100,7 @@ class CopyRows:
         for rows, lanes in self.parts:
             found = []
             for slots, visible in lanes[lane]:
-                keys = kind.stored(self.resources.store.read(layer, slots).to(query.dtype))
+                keys = kind.stored(self.resources.store.keys(layer, slots, query.dtype))
                 found.append(attend(self.resources.backend, kind, query[rows], keys, runs, visible))
             states.append(joined(found) if found else self._nil(kind, query[rows]))
         return concatenate(states)

@@ -16,8 +16,17 @@ from typing import Any, Literal
 from heddle.cli.fieldtext import field_texts
 from heddle.cli.output import Output
 from heddle.cli.parser import CommandParser
-from heddle.cli.values import count_or_auto, integer, json_object, number, size, size_or_auto
-from heddle.config import CacheConfig, EngineConfig, ParallelConfig, SchedulerConfig
+from heddle.cli.values import (
+    count_or_auto,
+    integer,
+    json_object,
+    number,
+    overrides,
+    size,
+    size_or_auto,
+)
+from heddle.config import AdapterConfig, CacheConfig, EngineConfig, ParallelConfig, SchedulerConfig
+from heddle.config.engine import ModelImpl
 from heddle.config.parallel import CommBackend, ContextExchange, RowSharding
 
 UserExecutor = Literal["auto", "inline", "threads", "processes"]
@@ -35,6 +44,7 @@ class Flag:
         convert: word -> value.
         choices: legal words; empty: any.
         action: of argparse, for a flag without a value.
+        takes_several: all words up to the next flag belong to it.
     """
 
     names: tuple[str, ...]
@@ -43,6 +53,7 @@ class Flag:
     convert: Callable[[str], Any] = str
     choices: tuple[str, ...] = ()
     action: str | type[argparse.Action] | None = None
+    takes_several: bool = False
 
     @property
     def variable(self) -> str:
@@ -50,11 +61,16 @@ class Flag:
         long = next(name for name in self.names if name.startswith("--"))
         return long.lstrip("-").replace("-", "_")
 
+    @property
+    def default(self) -> object:
+        """Of the field."""
+        fields = {field.name: field for field in dataclasses.fields(self.config)}
+        return fields[self.field].default
+
     def declare(self, parser: CommandParser, section: str) -> None:
         """Add this flag to a parser."""
-        fields = {f.name: f for f in dataclasses.fields(self.config)}
         options: dict[str, Any] = {
-            "default": fields[self.field].default,
+            "default": self.default,
             "help": field_texts(self.config)[self.field].replace("%", "%%"),
         }
         if self.action is not None:
@@ -62,6 +78,7 @@ class Flag:
         else:
             options |= {"type": self.convert}
             options |= {"choices": self.choices} if self.choices else {"metavar": "VALUE"}
+            options |= {"nargs": "+"} if self.takes_several else {}
         parser.declare(section, *self.names, **options)
 
 
@@ -186,11 +203,33 @@ ENGINE_FLAGS: tuple[Flag, ...] = (
         convert=size,
     ),
     Flag(
+        names=("--hf-overrides",),
+        config=EngineConfig,
+        field="hf_overrides",
+        convert=overrides,
+    ),
+    Flag(
+        names=("--model-impl",),
+        config=EngineConfig,
+        field="model_impl",
+        choices=typing.get_args(ModelImpl),
+    ),
+    Flag(
         names=("--speculative-config",),
         config=EngineConfig,
         field="speculative",
         convert=json_object,
     ),
+    Flag(
+        names=("--enable-lora",),
+        config=AdapterConfig,
+        field="enable_lora",
+        action=argparse.BooleanOptionalAction,
+    ),
+    Flag(names=("--lora-modules",), config=AdapterConfig, field="lora_modules", takes_several=True),
+    Flag(names=("--max-loras",), config=AdapterConfig, field="max_loras", convert=integer),
+    Flag(names=("--max-lora-rank",), config=AdapterConfig, field="max_lora_rank", convert=integer),
+    Flag(names=("--lora-dir",), config=AdapterConfig, field="lora_dir"),
     Flag(names=("--attention-backend",), config=EngineConfig, field="backend"),
     Flag(names=("--num-threads",), config=EngineConfig, field="num_threads", convert=integer),
     Flag(

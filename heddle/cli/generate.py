@@ -50,6 +50,7 @@ def create_parser(environment: Mapping[str, str], output: Output) -> CommandPars
     parser.add_argument("prompt", metavar="PROMPT", nargs="?", help=words)
     parser.declare("prompt", "--prompt-file", metavar="FILE", help="read the prompt; - is stdin")
     parser.declare("prompt", "--chat", action="store_true", help="the prompt is a user message")
+    parser.declare("prompt", "--lora", metavar="NAME", help="adapter of the answer")
     _declare_sampling(parser)
     add_layout_flags(parser)
     add_engine_flags(parser)
@@ -97,9 +98,9 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         load_seconds = time.monotonic() - started
         if arguments.chat:
             messages = [{"role": "user", "content": prompt}]
-            (answer,) = llm.chat(messages, params, use_tqdm=False)
+            (answer,) = llm.chat(messages, params, use_tqdm=False, lora_request=arguments.lora)
         else:
-            (answer,) = llm.generate(prompt, params, use_tqdm=False)
+            (answer,) = llm.generate(prompt, params, use_tqdm=False, lora_request=arguments.lora)
         document = describe(answer, llm.plan, load_seconds)
     if output.as_json:
         output.document(document)

@@ -69,12 +69,24 @@ def find_model(name: str) -> ModelConfig:
         ModelFileError: there is no such file or folder, or it is no model.
         UnsupportedError: the model cannot be run.
     """
+    return load_model_config(local_path(name, "show"))
+
+
+def local_path(name: str, command: str) -> Path:
+    """A model's place on this machine; hubs are not asked.
+
+    Args:
+        name: `demo`, a folder or a `.gguf` file.
+        command: that looks; for the message.
+    Raises:
+        ModelFileError: there is no such file or folder.
+    """
     if name != DEMO and not Path(name).expanduser().exists():
         raise ModelFileError(
-            f"model={name!r} is not found; show reads {DEMO}, a folder or a .gguf file, and "
+            f"model={name!r} is not found; {command} reads {DEMO}, a folder or a .gguf file, and "
             "fetches nothing from a hub"
         )
-    return load_model_config(resolve_model_path(name))
+    return resolve_model_path(name)
 
 
 def assume_model(heads: tuple[int, int] | None, parallel: ParallelConfig) -> ShownModel:

@@ -22,6 +22,7 @@ from heddle.layout.rows import RowClass, RowLayout
 from heddle.step.batch import GlobalBatch, SampleSpec, ScheduledRequest, StateUse
 from heddle.step.exchanges import ExchangeSizes, describe, new_rows_gather
 from heddle.step.experts import expert_calls
+from heddle.step.norms import norm_sums
 from heddle.step.plan import StepPlan, plan
 from heddle.step.recurrent import recurrent_collectives
 from heddle.step.sparse import sparse_calls
@@ -111,7 +112,7 @@ def _group(found: StepPlan, topology: Topology, group: int) -> dict[str, Any]:
     sizes, part, rows = ExchangeSizes.of(topology, tp_rank=0), found.groups[group], found.rows
     new_rows = list(new_rows_gather(part.new_rows, rows.num_distributed, sizes, part.halo_rows))
     classes: list[dict[str, Any]] = []
-    calls = list(new_rows)
+    calls = [*norm_sums(rows, topology), *new_rows]
     for row_class, choice in part.classes.items():
         start, end = rows.class_rows(row_class)
         sent = list(describe(choice, end - start, sizes))

@@ -11,6 +11,9 @@ import json
 import re
 from typing import Any
 
+from heddle.config.overrides import overrides_text
+from heddle.errors import ConfigError
+
 _SIZE = re.compile(r"(\d+)(\.\d+)?([kmgtKMGT])?")
 _POWERS = {"k": 1, "m": 2, "g": 3, "t": 4}
 
@@ -94,6 +97,18 @@ def json_object(text: str) -> dict[str, Any]:
             f"""{text!r} is not a JSON object such as '{{"key": 1}}'"""
         )
     return value
+
+
+def overrides(text: str) -> str:
+    """A JSON object of values of `config.json`, as its one canonical text; empty: none.
+
+    Raises:
+        argparse.ArgumentTypeError: anything else.
+    """
+    try:
+        return overrides_text(text)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def heads(text: str) -> tuple[int, int]:

@@ -1,5 +1,6 @@
 """Frozen settings. Nothing here imports torch, and nothing is mutated after construction."""
 
+from heddle.config.adapters import AdapterConfig
 from heddle.config.cache import CacheConfig
 from heddle.config.engine import EngineConfig, ResolvedConfig
 from heddle.config.model import MLAConfig, ModelConfig, MoEConfig, RopeConfig
@@ -9,6 +10,7 @@ from heddle.config.scheduler import SchedulerConfig
 from heddle.config.speculative import SpeculativeConfig
 
 __all__ = [
+    "AdapterConfig",
     "CacheConfig",
     "EngineConfig",
     "MLAConfig",

@@ -6,15 +6,18 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
+from heddle.config.adapters import AdapterConfig
 from heddle.config.cache import CacheConfig
 from heddle.config.link_costs import LinkCosts
 from heddle.config.model import ModelConfig
+from heddle.config.overrides import overrides_text
 from heddle.config.parallel import ParallelConfig
 from heddle.config.scheduler import SchedulerConfig
 from heddle.config.speculative import SpeculativeConfig
 from heddle.errors import ConfigError
 
 ExecutorName = Literal["auto", "inline", "threads", "processes", "torchrun"]
+ModelImpl = Literal["auto", "native", "transformers"]
 MAX_TIMEOUT_SECONDS = 1_000_000
 """Above eleven days a limit is none, and waits of the operating system overflow."""
 MAX_THREADS = 1024
@@ -30,6 +33,7 @@ class EngineConfig:
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    adapters: AdapterConfig = field(default_factory=AdapterConfig)
     dtype: str = "auto"
     """Compute dtype; auto is float32 on a CPU, the checkpoint's on a GPU."""
     executor: ExecutorName = "auto"
@@ -38,6 +42,14 @@ class EngineConfig:
     """Attention backend: `torch`, `reference` or `auto`."""
     max_model_len: int | None = None
     """Window; None: the model's."""
+    hf_overrides: str = ""
+    """Values in place of those of the model's config.json, as a JSON object; nested objects are
+    merged, null takes a value away.
+    """
+    model_impl: ModelImpl = "auto"
+    """Whose layers run: those built here, or those of the transformers library with our attention;
+    auto is native where the architecture is known here.
+    """
     speculative: SpeculativeConfig | None = None
     """Guess tokens and check several per step, as a JSON object; None is off."""
     link_costs: LinkCosts | None = None
@@ -76,6 +88,11 @@ class EngineConfig:
                     f"{name}={seconds:g} is not legal; it is above 0 and at most "
                     f"{MAX_TIMEOUT_SECONDS} seconds (nearest: {nearest})"
                 )
+        if (text := overrides_text(self.hf_overrides)) != self.hf_overrides:
+            raise ConfigError(
+                f"hf_overrides={self.hf_overrides!r} is not legal; it is JSON with sorted keys "
+                f"(nearest: {text!r})"
+            )
         for name, kind in (("speculative", SpeculativeConfig), ("link_costs", LinkCosts)):
             value = getattr(self, name)
             if value is not None and not isinstance(value, kind):
@@ -117,7 +134,10 @@ class ResolvedConfig:
     startup_timeout_seconds: float
     group_timeout_seconds: float
     speculative: SpeculativeConfig | None = None
+    adapters: AdapterConfig = field(default_factory=AdapterConfig)
     link_costs: LinkCosts = field(default_factory=LinkCosts)
     """Constants that choices weigh; frozen at start-up, so that all ranks choose alike."""
+    hf_overrides: str = ""
+    """What `model` was read with."""
     reasons: tuple[str, ...] = ()
     """What was chosen for each `auto`, and why."""

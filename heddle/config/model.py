@@ -13,9 +13,10 @@ class RopeConfig:
     """Rotary embedding. Field names are those of the Hugging Face `rope_parameters`."""
 
     theta: float = 10000.0
-    rope_type: Literal["default", "linear", "yarn", "llama3"] = "default"
+    rope_type: Literal["default", "linear", "dynamic", "yarn", "llama3", "longrope"] = "default"
     factor: float = 1.0
     original_max_position_embeddings: int | None = None
+    """Window that the model was first trained for; dynamic: below it nothing is stretched."""
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     beta_fast: float = 32.0
@@ -24,6 +25,10 @@ class RopeConfig:
     mscale_all_dim: float | None = None
     attention_factor: float | None = None
     truncate: bool = True
+    short_factor: tuple[float, ...] = ()
+    """longrope: one divisor per pair, for sequences within the original window."""
+    long_factor: tuple[float, ...] = ()
+    """The same for longer ones."""
     interleaved: bool = False
     """Pairs are (0,1)(2,3)... instead of (0,D/2)(1,D/2+1)..."""
 
@@ -109,6 +114,8 @@ class SparseConfig:
     head_dim: int
     """Width of an index key; stored beside the latent row."""
     top_k: int
+    interleaved: bool = False
+    """Rotary pairs of the indexer are neighbours (GLM-5), whatever those of the main attention."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,6 +178,16 @@ ATTENTION = LayerKind()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ForeignConfig:
+    """A model whose modules are those of the transformers library (`docs/any-model.md`)."""
+
+    config_json: str
+    """Its `config.json`, from which every rank makes the library's configuration object."""
+    refused: tuple[tuple[str, str], ...]
+    """Features of `heddle.layout.kinds` that it cannot have, each with the reason."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     """Shapes and constants of one decoder model; heads are global, before any split."""
 
@@ -197,6 +214,8 @@ class ModelConfig:
     """Factor on looked-up embeddings."""
     qk_norm: bool = False
     """RMS norm over each query and key head before rotation (Qwen3)."""
+    qk_width_norm: bool = False
+    """One RMS norm over all query channels of a row and one over all key channels (OLMo-2)."""
     qk_l2_norm: bool = False
     """The same without weights, after rotation, in layers that rotate (Llama 4)."""
     temperature: TemperatureConfig | None = None
@@ -215,12 +234,16 @@ class ModelConfig:
     """Each query head has a learned logit that takes part in the softmax and carries no value."""
     final_softcap: float = 0.0
     """The same for the model's logits."""
+    logits_scale: float = 1.0
+    """Factor on logits, in front of the cap."""
     recurrent: RecurrentConfig | None = None
     """Of every layer whose kind says `recurrent`."""
     residual_factors: ResidualFactors = ResidualFactors()
     sparse: SparseConfig | None = None
     mla: MLAConfig | None = None
     moe: MoEConfig | None = None
+    foreign: ForeignConfig | None = None
+    """Set where the transformers library runs the layers; None: they are built here."""
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     checkpoint_dtype: str = "float32"

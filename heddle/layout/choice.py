@@ -40,6 +40,8 @@ class ModelFacts:
     """Rows of the cache are latents that all heads share."""
     kinds: tuple[str, ...] = ()
     """Kinds of its layers, by the names of `heddle.layout.kinds`; empty: unknown."""
+    refused: tuple[tuple[str, str], ...] = ()
+    """Features of `heddle.layout.kinds` that this very model cannot have, each with the reason."""
 
     @classmethod
     def of(cls, model: ModelConfig) -> ModelFacts:
@@ -52,6 +54,7 @@ class ModelFacts:
             num_experts=model.moe.num_experts if model.moe is not None else 0,
             is_latent=model.is_mla,
             kinds=kinds_of(model),
+            refused=() if model.foreign is None else model.foreign.refused,
         )
 
     def __str__(self) -> str:

@@ -41,7 +41,7 @@ class Kind:
 
 KINDS: tuple[Kind, ...] = (
     Kind(name="full GQA", meaning="a query sees every key before it", example="Llama, Qwen"),
-    Kind(name="MLA", meaning="all heads share one latent row", example="DeepSeek-V2, V3"),
+    Kind(name="MLA", meaning="all heads share one latent row", example="DeepSeek-V3, Kimi-K2"),
     Kind(name="sliding window", meaning="the last w keys", example="Gemma, gpt-oss, Mistral"),
     Kind(name="chunked-local", meaning="keys of the query's own chunk", example="Llama 4"),
     Kind(name="first tokens + window", meaning="the first keys and the last w", example=""),
@@ -50,7 +50,7 @@ KINDS: tuple[Kind, ...] = (
     Kind(name="gated delta", meaning="a matrix state, delta rule", example="Qwen3-Next"),
     Kind(name="Mamba-2", meaning="a matrix state, one decay per head", example="Bamba"),
     Kind(name="lightning", meaning="a matrix state, fixed decay", example="MiniMax"),
-    Kind(name="sparse top-k", meaning="an indexer picks the keys", example="DeepSeek-V3.2"),
+    Kind(name="sparse top-k", meaning="an indexer picks the keys", example="DeepSeek-V3.2, GLM-5"),
     Kind(name="MoE", meaning="a router picks feed-forward blocks", example="Mixtral, DeepSeek"),
     Kind(name="drafts", meaning="several rows of a sequence are verified", example="any"),
 )

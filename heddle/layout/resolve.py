@@ -19,8 +19,8 @@ from heddle.config import (
 from heddle.config.link_costs import LinkCosts
 from heddle.errors import ConfigError, TopologyError
 from heddle.layout import rules
+from heddle.layout.cache_rows import CACHE_DTYPES, DTYPE_BYTES
 from heddle.layout.pool import (
-    DTYPE_BYTES,
     PoolRequest,
     pool_blocks,
     pool_state_slots,
@@ -68,6 +68,7 @@ def resolve(
     """
     reasons: list[str] = []
     _check_degrees(config.parallel)
+    config.adapters.check_use()
     window = _window(config, model)
     rules.check(
         config.parallel,
@@ -75,6 +76,11 @@ def resolve(
         model=model,
         max_model_len=config.max_model_len,
     )
+    if model.foreign is not None and config.adapters.enable_lora:
+        raise ConfigError(
+            "enable_lora is not legal with a model whose layers the transformers library runs; "
+            "only families built here take adapters (nearest: no enable_lora)"
+        )
     scheduler = replace(config.scheduler, max_model_len=window)
     _check_scheduler(scheduler)
     _check_speculative(config.speculative, scheduler)
@@ -115,6 +121,8 @@ def resolve(
         startup_timeout_seconds=config.startup_timeout_seconds,
         group_timeout_seconds=config.group_timeout_seconds,
         speculative=config.speculative,
+        adapters=config.adapters,
+        hf_overrides=config.hf_overrides,
         link_costs=config.link_costs or LinkCosts(),
         reasons=tuple(reasons),
     )
@@ -207,7 +215,7 @@ def _dtype(config: EngineConfig, reasons: list[str]) -> str:
 def _kv_dtype(config: EngineConfig, dtype: str, reasons: list[str]) -> str:
     asked = config.cache.kv_cache_dtype
     if asked != "auto":
-        return _named("kv_cache_dtype", asked, tuple(DTYPE_BYTES))
+        return _named("kv_cache_dtype", asked, CACHE_DTYPES)
     reasons.append(f"kv_cache_dtype: {dtype}, the compute dtype")
     return dtype
 

@@ -20,6 +20,7 @@ from heddle.errors import TopologyError
 from heddle.layout import (
     axis_rules,
     exchange_rules,
+    foreign_rules,
     kind_rules,
     lane_rules,
     mesh_rules,
@@ -58,6 +59,8 @@ RULES: tuple[Rule, ...] = (
     axis_rules.PIPELINE,
     axis_rules.EXPERTS,
     kind_rules.KIND,
+    kind_rules.CHOSEN_WINDOW,
+    foreign_rules.FOREIGN,
 )
 _MAX_SUGGESTIONS = 4
 _MAX_VALUES = 2

@@ -90,7 +90,7 @@ def render_kinds_page() -> str:
     axes = _support_table(AXES, notes)
     exchanges = _support_table(EXCHANGES, notes)
     reasons = "".join(f"{number}. {reason}.\n" for reason, number in notes.items())
-    kinds = _table(_KIND_COLUMNS, [(k.name, k.meaning, k.example or "-") for k in KINDS])
+    kinds = markdown_table(_KIND_COLUMNS, [(k.name, k.meaning, k.example or "-") for k in KINDS])
     return "\n".join(
         (
             _INTRO,
@@ -106,7 +106,7 @@ def _support_table(features: Sequence[str], notes: dict[str, int]) -> str:
     rows = [
         (kind.name, *(_cell(kind.name, feature, notes) for feature in features)) for kind in KINDS
     ]
-    return _table(("kind", *(f"`{feature}`" for feature in features)), rows)
+    return markdown_table(("kind", *(f"`{feature}`" for feature in features)), rows)
 
 
 def _cell(kind: str, feature: str, notes: dict[str, int]) -> str:
@@ -118,10 +118,11 @@ def _cell(kind: str, feature: str, notes: dict[str, int]) -> str:
     return f"- ({notes.setdefault(idle, len(notes) + 1)})" if idle else "yes"
 
 
-def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    head = [_row(columns), "|" + " --- |" * len(columns)]
-    return "\n".join([*head, *map(_row, rows)]) + "\n"
+def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table of a generated page; every row has a cell per column."""
+    head = [_table_row(columns), "|" + " --- |" * len(columns)]
+    return "\n".join([*head, *map(_table_row, rows)]) + "\n"
 
 
-def _row(cells: Sequence[str]) -> str:
+def _table_row(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cells) + " |"

@@ -14,7 +14,11 @@ from heddle.models.layers.moe import DEEPSEEK_NAMES, MoENames, load_moe
 
 
 def load_feed_forward(
-    context: BuildContext, layer: int, name: str, moe_names: MoENames = DEEPSEEK_NAMES
+    context: BuildContext,
+    layer: int,
+    name: str,
+    moe_names: MoENames = DEEPSEEK_NAMES,
+    fused: str | None = None,
 ) -> FeedForwardBlock:
     """A mixture where the model has one in this layer, else a dense block.
 
@@ -23,6 +27,7 @@ def load_feed_forward(
         layer: index of the layer.
         name: of the block's tensors.
         moe_names: how a checkpoint names and stores its experts.
+        fused: what it calls gate and up of a dense block in one; None: they are two.
     """
     config, loader, shard = context.config, context.loader, context.shard
     if config.moe is not None and config.moe.has_experts(layer):
@@ -35,6 +40,7 @@ def load_feed_forward(
         config.intermediate_size,
         has_bias=config.mlp_bias,
         activation=ACTIVATIONS[config.activation],
+        fused=fused,
     )
 
 

@@ -1,4 +1,4 @@
-"""Shapes and constants of mixtures with grouped-query attention: Mixtral, Qwen2-MoE, Qwen3-MoE."""
+"""Shapes and constants of mixtures with grouped queries: Mixtral, Qwen2 and Qwen3, OLMoE."""
 
 from __future__ import annotations
 
@@ -100,6 +100,34 @@ def read_qwen_moe(fields: Fields, num_layers: int, *, has_shared: bool) -> MoECo
         dense_layers=tuple(dense),
         scoring="softmax",
         normalize_top_k=fields.boolean("norm_topk_prob", False),
+    )
+
+
+def read_olmoe_config(fields: Fields, architecture: str, eos: tuple[int, ...]) -> ModelConfig:
+    """Read an OLMoE model: every layer is a mixture, queries and keys are normed as in OLMo-2.
+
+    Raises:
+        ModelFileError: a value is missing or malformed.
+        UnsupportedError: a setting is not built here.
+    """
+    require_silu(fields)
+    if "clip_qkv" in fields:
+        raise fields.unsupported("clip_qkv", "queries, keys and values are not clipped (null)")
+    base = read_base(fields, architecture, eos, read_rope(fields, interleaved=False))
+    num_experts, per_token = read_expert_counts(fields, "num_experts")
+    attention_bias = fields.boolean("attention_bias", False)
+    return replace(
+        base,
+        qk_width_norm=True,
+        qkv_bias=attention_bias,
+        output_bias=attention_bias,
+        moe=MoEConfig(
+            num_experts=num_experts,
+            num_experts_per_token=per_token,
+            expert_intermediate_size=base.intermediate_size,
+            scoring="softmax",
+            normalize_top_k=fields.boolean("norm_topk_prob", False),
+        ),
     )
 
 

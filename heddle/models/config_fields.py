@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -35,16 +35,32 @@ def read_json_object(path: Path) -> dict[str, object]:
 class Fields:
     """One object of a model file, read by key and type. A JSON `null` counts as absent."""
 
-    def __init__(self, path: Path, data: Mapping[str, object], prefix: str = "") -> None:
+    def __init__(
+        self,
+        path: Path,
+        data: Mapping[str, object],
+        prefix: str = "",
+        asked: set[str] | None = None,
+    ) -> None:
         self.path = path
         self._data = data
         self._prefix = prefix
+        self.asked = set() if asked is None else asked
+        """Dotted names that were looked for so far, in nested objects, too."""
 
     def __contains__(self, key: str) -> bool:
-        return self._data.get(key) is not None
+        return self._value(key) is not None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._data)
+
+    def is_object(self, key: str) -> bool:
+        """A value is there, and is an object."""
+        return isinstance(self._data.get(key), dict)
+
+    def as_json(self, *, without: Sequence[str] = ()) -> str:
+        """The object as JSON text, less some keys."""
+        return json.dumps({key: value for key, value in self._data.items() if key not in without})
 
     def wrong(self, key: str, rule: str) -> ModelFileError:
         """The error for a value that breaks `rule`."""
@@ -70,10 +86,7 @@ class Fields:
         value = self._get(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self.wrong(key, "a number was expected")
-        try:
-            number = float(value)
-        except OverflowError:  # JSON integers have no end, floats have
-            number = math.inf
+        number = _as_float(value)
         if not math.isfinite(number) or (positive and number <= 0):
             raise self.wrong(key, f"a finite number{' above 0' if positive else ''} was expected")
         return number
@@ -109,7 +122,7 @@ class Fields:
 
     def integers(self, key: str, *, minimum: int = 0) -> tuple[int, ...]:
         """A list of integers of at least `minimum`; empty when absent."""
-        value = self._data.get(key)
+        value = self._value(key)
         if value is None:
             return ()
         items: list[object] = value if isinstance(value, list) else [value]
@@ -122,9 +135,23 @@ class Fields:
             raise self.wrong(key, f"a list of integers of at least {minimum} was expected")
         return tuple(found)
 
+    def numbers(self, key: str) -> tuple[float, ...]:
+        """A list of finite numbers above zero, required."""
+        value = self._get(key, None)
+        items: list[object] = value if isinstance(value, list) else [value]
+        found = [
+            _as_float(item)
+            for item in items
+            if isinstance(item, int | float) and not isinstance(item, bool)
+        ]
+        is_whole = isinstance(value, list) and len(found) == len(items)
+        if not is_whole or not all(math.isfinite(number) and number > 0 for number in found):
+            raise self.wrong(key, "a list of finite numbers above 0 was expected")
+        return tuple(found)
+
     def number_pair(self, key: str, default: tuple[float, float]) -> tuple[float, float]:
         """A list of two numbers, the first not above the second; infinity is legal."""
-        value = self._data.get(key)
+        value = self._value(key)
         if value is None:
             return default
         items: list[object] = value if isinstance(value, list) else [value]
@@ -135,7 +162,7 @@ class Fields:
 
     def token_ids(self, key: str) -> tuple[int, ...]:
         """One token id or a list of them; empty when absent."""
-        value = self._data.get(key)
+        value = self._value(key)
         if value is None:
             return ()
         items: list[object] = value if isinstance(value, list) else [value]
@@ -146,17 +173,28 @@ class Fields:
 
     def section(self, key: str) -> Fields | None:
         """A nested object; None when absent."""
-        value = self._data.get(key)
+        value = self._value(key)
         if value is None:
             return None
         if not isinstance(value, dict):
             raise self.wrong(key, "an object was expected")
-        return Fields(self.path, value, f"{self._prefix}{key}.")
+        return Fields(self.path, value, f"{self._prefix}{key}.", self.asked)
+
+    def _value(self, key: str) -> object:
+        self.asked.add(f"{self._prefix}{key}")
+        return self._data.get(key)
 
     def _get(self, key: str, default: object) -> object:
-        value = self._data.get(key)
+        value = self._value(key)
         if value is not None:
             return value
         if default is None:
             raise ModelFileError(f"{self.path}: {self._prefix}{key} is missing; it is required")
         return default
+
+
+def _as_float(number: float) -> float:
+    try:
+        return float(number)
+    except OverflowError:  # JSON integers have no end, floats have
+        return math.inf

@@ -9,7 +9,7 @@ from heddle.config.model import ModelConfig, RopeConfig
 from heddle.models.config_common import read_base
 from heddle.models.config_fields import Fields
 from heddle.models.config_layers import FULL, SLIDING, read_window_kinds
-from heddle.models.config_rope import read_rope, read_rope_section
+from heddle.models.config_rope import read_layer_ropes, read_rope, read_rope_section
 
 _HEAD_DIM = 256
 _QUERY_SCALE = 256.0
@@ -84,18 +84,14 @@ def _read_ropes(fields: Fields) -> tuple[RopeConfig, RopeConfig]:
     new   {"rope_parameters": {"full_attention": {...}, "sliding_attention": {...}}}
     old   {"rope_theta": 1e6, "rope_scaling": {...}, "rope_local_base_freq": 1e4}
     """
-    nothing = Fields(fields.path, {})
-    parameters = fields.section("rope_parameters")
-    if parameters is None:
-        full = read_rope(fields, interleaved=False, default_theta=_GLOBAL_THETA)
-        local = read_rope_section(
-            fields, nothing, fields, "rope_local_base_freq", default_theta=_LOCAL_THETA
-        )
-        return full, local
-    sections = {type_: parameters.section(type_) or nothing for type_ in (FULL, SLIDING)}
-    thetas = {FULL: _GLOBAL_THETA, SLIDING: _LOCAL_THETA}
-    full, local = (
-        read_rope_section(fields, part, part, "rope_theta", default_theta=thetas[type_])
-        for type_, part in sections.items()
+    if "rope_parameters" in fields:
+        return read_layer_ropes(fields, _GLOBAL_THETA, _LOCAL_THETA)
+    full = read_rope(fields, interleaved=False, default_theta=_GLOBAL_THETA)
+    local = read_rope_section(
+        fields,
+        Fields(fields.path, {}),
+        fields,
+        "rope_local_base_freq",
+        default_theta=_LOCAL_THETA,
     )
     return full, local

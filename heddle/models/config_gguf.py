@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from heddle.config.model import ModelConfig, RopeConfig
+from heddle.config.model import Factors, ModelConfig, ResidualFactors, RopeConfig
 from heddle.errors import ModelFileError, UnsupportedError
 from heddle.models.config_fields import Fields
 from heddle.models.config_layers import uniform_window
@@ -17,6 +18,8 @@ GGUF_ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
+    "granite": "GraniteForCausalLM",
+    "olmo2": "Olmo2ForCausalLM",
 }
 
 # Llama 3.1 to 3.3 publish one shape of frequency scaling; only `factor` differs between them.
@@ -37,6 +40,8 @@ def read_gguf_config(path: Path) -> ModelConfig:
     if name not in GGUF_ARCHITECTURES:
         known = ", ".join(GGUF_ARCHITECTURES)
         raise fields.unsupported("general.architecture", f"known in GGUF files: {known}")
+    if fields.integer("split.count", 1, minimum=0) > 1:
+        raise fields.unsupported("split.count", "join the parts with `llama-gguf-split --merge`")
     hidden_size = fields.integer(f"{name}.embedding_length")
     num_query_heads = fields.integer(f"{name}.attention.head_count")
     head_dim = fields.integer(
@@ -50,7 +55,10 @@ def read_gguf_config(path: Path) -> ModelConfig:
         raise fields.unsupported(f"{name}.rope.dimension_count", f"it must be {head_dim}")
     num_layers = fields.integer(f"{name}.block_count")
     window = fields.optional_integer(f"{name}.attention.sliding_window")
-    return ModelConfig(
+    if name == "olmo2" and window is not None:
+        # Files of OLMo 3 go by the same name; which of its layers have a window is not told.
+        raise fields.unsupported("olmo2.attention.sliding_window", "OLMo 2 has none")
+    config = ModelConfig(
         architecture=GGUF_ARCHITECTURES[name],
         vocab_size=_vocab_size(fields, name),
         hidden_size=hidden_size,
@@ -64,12 +72,26 @@ def read_gguf_config(path: Path) -> ModelConfig:
         rope=_rope(header, fields, name, head_dim),
         tie_word_embeddings="output.weight" not in header.tensors,
         qk_norm=name == "qwen3",
+        qk_width_norm=name == "olmo2",
         qkv_bias="blk.0.attn_q.bias" in header.tensors,
         output_bias="blk.0.attn_output.bias" in header.tensors,
         mlp_bias="blk.0.ffn_down.bias" in header.tensors,
         layer_kinds=uniform_window(num_layers, window),
         bos_token_id=fields.optional_integer("tokenizer.ggml.bos_token_id", minimum=0),
         eos_token_ids=_eos_token_ids(fields),
+    )
+    return _with_factors(config, fields) if name == "granite" else config
+
+
+def _with_factors(config: ModelConfig, fields: Fields) -> ModelConfig:
+    """Granite: Llama with four multipliers."""
+    factors = Factors(block=fields.number("granite.residual_scale", 1.0))
+    return replace(
+        config,
+        embedding_scale=fields.number("granite.embedding_scale", 1.0),
+        attention_scale=fields.number("granite.attention.scale", config.head_dim**-0.5),
+        residual_factors=ResidualFactors(attention=factors, feed_forward=factors),
+        logits_scale=1.0 / fields.number("granite.logit_scale", 1.0),
     )
 
 

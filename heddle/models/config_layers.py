@@ -72,6 +72,27 @@ def read_window_kinds(
     return tuple(window if type_ == SLIDING else ATTENTION for type_ in types)
 
 
+def read_rotating_layers(fields: Fields, num_layers: int, interval: int) -> tuple[int, ...]:
+    """1 for layers that rotate, 0 for the others.
+
+    Args:
+        fields: the top level of `config.json`.
+        num_layers: of the model.
+        interval: of the family: the last of so many layers does not rotate.
+
+    Raises:
+        ModelFileError: the list is shorter than the model.
+    """
+    interval = fields.integer("no_rope_layer_interval", interval)
+    # The key names layers without rotation; a 1 in its list means that the layer has one.
+    rotates = fields.integers("no_rope_layers") or tuple(
+        int((layer + 1) % interval != 0) for layer in range(num_layers)
+    )
+    if len(rotates) < num_layers:
+        raise fields.wrong("no_rope_layers", f"one per layer, num_hidden_layers={num_layers}")
+    return rotates[:num_layers]
+
+
 def uniform_window(num_layers: int, window: int | None) -> tuple[LayerKind, ...]:
     """Every layer sees `window` tokens; None: everything."""
     if window is None:

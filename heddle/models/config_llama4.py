@@ -9,7 +9,7 @@ from heddle.config.visibility import Visibility
 from heddle.models.config_common import read_base, require_silu
 from heddle.models.config_experts import read_expert_counts
 from heddle.models.config_fields import Fields
-from heddle.models.config_layers import CHUNKED, FULL, read_layer_types
+from heddle.models.config_layers import CHUNKED, FULL, read_layer_types, read_rotating_layers
 from heddle.models.config_rope import read_rope
 
 _HEAD_DIM, _THETA = 128, 500000.0
@@ -50,13 +50,7 @@ def _read_temperature(fields: Fields) -> TemperatureConfig | None:
 
 def _read_kinds(fields: Fields, num_layers: int) -> tuple[LayerKind, ...]:
     """Rotated layers see their chunk, the others everything, unless the file lists types."""
-    interval = fields.integer("no_rope_layer_interval", _NOPE_INTERVAL)
-    # The key names layers without rotation; a 1 in its list means that the layer has one.
-    rotates = fields.integers("no_rope_layers") or tuple(
-        int((layer + 1) % interval != 0) for layer in range(num_layers)
-    )
-    if len(rotates) < num_layers:
-        raise fields.wrong("no_rope_layers", f"one per layer, num_hidden_layers={num_layers}")
+    rotates = read_rotating_layers(fields, num_layers, _NOPE_INTERVAL)
     types = read_layer_types(
         fields, num_layers, (FULL, CHUNKED), lambda layer: CHUNKED if rotates[layer] else FULL
     )
@@ -66,7 +60,7 @@ def _read_kinds(fields: Fields, num_layers: int) -> tuple[LayerKind, ...]:
             visibility=chunk if type_ == CHUNKED else Visibility(),
             rope="global" if rotated else "none",
         )
-        for type_, rotated in zip(types, rotates, strict=False)
+        for type_, rotated in zip(types, rotates, strict=True)
     )
 
 

@@ -18,7 +18,7 @@ from heddle.models.config_common import read_base, require_silu
 from heddle.models.config_experts import read_mixtral_moe, read_qwen_moe
 from heddle.models.config_fields import Fields
 from heddle.models.config_layers import FULL, read_layer_types
-from heddle.models.config_rope import read_rope
+from heddle.models.config_rope import read_rope, read_rotary_dim
 
 LINEAR = "linear_attention"
 RECURRENT = LayerKind(mixer="recurrent", rope="none")
@@ -47,7 +47,7 @@ def read_qwen3_next_config(fields: Fields, architecture: str, eos: tuple[int, ..
     has_experts = fields.integer("num_experts", 1, minimum=0) > 0
     return replace(
         base,
-        rotary_dim=_rotary_dim(fields, base.head_dim, _QWEN_ROTARY_SHARE),
+        rotary_dim=read_rotary_dim(fields, base.head_dim, _QWEN_ROTARY_SHARE),
         qk_norm=True,
         qkv_bias=has_bias,
         output_bias=has_bias,
@@ -178,17 +178,3 @@ def _layer_kinds(
 
 def _kinds(is_recurrent: Sequence[bool]) -> tuple[LayerKind, ...]:
     return tuple(RECURRENT if flag else ATTENTION for flag in is_recurrent)
-
-
-def _rotary_dim(fields: Fields, head_dim: int, default: float) -> int:
-    """Elements of a head that are rotated, from the share that the file states."""
-    parameters = fields.section("rope_parameters")
-    source = fields
-    if parameters is not None and "partial_rotary_factor" in parameters:
-        source = parameters
-    share = source.number("partial_rotary_factor", default)
-    width = int(head_dim * share)
-    if share > 1 or width < 2 or width % 2:
-        rule = f"it must leave an even number of elements of a head, {head_dim}, to rotate"
-        raise source.wrong("partial_rotary_factor", rule)
-    return width

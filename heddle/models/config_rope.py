@@ -6,11 +6,15 @@ new   {"rope_parameters": {"rope_theta": 1e4, "rope_type": "yarn", "factor": 4.0
 
 from __future__ import annotations
 
-from heddle.config.model import RopeConfig
+from dataclasses import replace
+
+from heddle.config.model import ModelConfig, RopeConfig
+from heddle.config.rope import depends_on_length
+from heddle.errors import UnsupportedError
 from heddle.models.config_fields import Fields
 
 DEFAULT_THETA = 10000.0
-ROPE_TYPES = ("default", "linear", "yarn", "llama3")
+ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
 
 
 def read_rope(
@@ -75,6 +79,17 @@ def read_rope_section(
             return RopeConfig(
                 theta=theta, rope_type="linear", factor=factor, interleaved=interleaved
             )
+        case "dynamic":
+            return RopeConfig(
+                theta=theta,
+                rope_type="dynamic",
+                factor=_stretch(scaling),
+                # Of the published implementation, whatever else the file states.
+                original_max_position_embeddings=config.integer("max_position_embeddings"),
+                interleaved=interleaved,
+            )
+        case "longrope" | "su":  # its name before it was published
+            return _read_longrope(config, scaling, theta, interleaved)
         case "llama3":
             return _read_llama3(scaling, theta, interleaved)
         case "yarn":
@@ -82,6 +97,89 @@ def read_rope_section(
                 raise theta_source.wrong(theta_key, "yarn needs a number above 1")
             return _read_yarn(config, scaling, theta, interleaved)
     raise scaling.unsupported(key, f"known: {', '.join(ROPE_TYPES)}")
+
+
+def read_layer_ropes(
+    config: Fields, full_theta: float, local_theta: float
+) -> tuple[RopeConfig, RopeConfig]:
+    """Tables of full layers and of windows, where `rope_parameters` has a section for each.
+
+    Args:
+        config: the top level of `config.json`.
+        full_theta: of the family, in full layers.
+        local_theta: of the family, in layers with a window.
+
+    Raises: as `read_rope`.
+    """
+    nothing = Fields(config.path, {})
+    parameters = config.section("rope_parameters") or nothing
+    full, local = (
+        parameters.section(kind) or nothing for kind in ("full_attention", "sliding_attention")
+    )
+    return (
+        read_rope_section(config, full, full, "rope_theta", default_theta=full_theta),
+        read_rope_section(config, local, local, "rope_theta", default_theta=local_theta),
+    )
+
+
+def settle_rope(fields: Fields, model: ModelConfig) -> ModelConfig:
+    """A model whose rotary settings fit its other ones.
+
+    Args:
+        fields: the top level of `config.json`, for messages.
+        model: as its family read it.
+
+    Returns:
+        The model; with the `dynamic` kind its window is what that stretches it to.
+
+    Raises:
+        ModelFileError: `longrope` factors of another number than rotary pairs.
+        UnsupportedError: a second rotary table that depends on the length.
+    """
+    local = model.local_rope
+    if local is not None and depends_on_length(local):
+        raise UnsupportedError(
+            f"{fields.path}: rope_type={local.rope_type} in windows is not supported; only the "
+            "table of full layers may depend on the length"
+        )
+    if model.rope.rope_type == "longrope":
+        _check_factors(fields, model)
+    if model.rope.rope_type != "dynamic":
+        return model
+    window = int(model.rope.factor * model.max_position_embeddings)
+    return replace(model, max_position_embeddings=window)
+
+
+def _check_factors(fields: Fields, model: ModelConfig) -> None:
+    width = model.rotary_dim or model.head_dim
+    pairs = (width if model.mla is None else model.mla.qk_rope_head_dim) // 2
+    scaling = fields.section("rope_parameters") or fields.section("rope_scaling") or fields
+    for key in ("short_factor", "long_factor"):
+        if len(getattr(model.rope, key)) != pairs:
+            raise scaling.wrong(key, f"one number per rotary pair was expected, {pairs}")
+
+
+def read_rotary_dim(fields: Fields, head_dim: int, default: float) -> int:
+    """Elements of a head that are rotated, from the share that the file states.
+
+    Args:
+        fields: the top level of `config.json`.
+        head_dim: width of a head.
+        default: share of the family.
+
+    Raises:
+        ModelFileError: the share leaves no even number of elements.
+    """
+    parameters = fields.section("rope_parameters")
+    source = fields
+    if parameters is not None and "partial_rotary_factor" in parameters:
+        source = parameters
+    share = source.number("partial_rotary_factor", default)
+    width = int(head_dim * share)
+    if share > 1 or width < 2 or width % 2:
+        rule = f"it must leave an even number of elements of a head, {head_dim}, to rotate"
+        raise source.wrong("partial_rotary_factor", rule)
+    return width
 
 
 def _read_llama3(scaling: Fields, theta: float, interleaved: bool) -> RopeConfig:
@@ -99,10 +197,39 @@ def _read_llama3(scaling: Fields, theta: float, interleaved: bool) -> RopeConfig
     )
 
 
-def _read_yarn(config: Fields, scaling: Fields, theta: float, interleaved: bool) -> RopeConfig:
+def _read_windows(config: Fields, scaling: Fields) -> tuple[int, int]:
+    """The model's window, and the one that it was first trained for."""
     window = config.integer("max_position_embeddings")
     original_source = config if "original_max_position_embeddings" in config else scaling
-    original = original_source.integer("original_max_position_embeddings", window)
+    return window, original_source.integer("original_max_position_embeddings", window)
+
+
+def _stretch(scaling: Fields) -> float:
+    factor = scaling.number("factor")
+    if factor < 1:
+        raise scaling.wrong("factor", "a number of at least 1 was expected")
+    return factor
+
+
+def _read_longrope(config: Fields, scaling: Fields, theta: float, interleaved: bool) -> RopeConfig:
+    window, original = _read_windows(config, scaling)
+    factor = scaling.number("factor", window / original)
+    if factor > 1 and original < 2:
+        raise scaling.wrong("original_max_position_embeddings", "at least 2 was expected")
+    return RopeConfig(
+        theta=theta,
+        rope_type="longrope",
+        factor=factor,
+        original_max_position_embeddings=original,
+        attention_factor=scaling.optional_number("attention_factor"),
+        short_factor=scaling.numbers("short_factor"),
+        long_factor=scaling.numbers("long_factor"),
+        interleaved=interleaved,
+    )
+
+
+def _read_yarn(config: Fields, scaling: Fields, theta: float, interleaved: bool) -> RopeConfig:
+    window, original = _read_windows(config, scaling)
     return RopeConfig(
         theta=theta,
         rope_type="yarn",

@@ -1,18 +1,19 @@
-"""Settings of top-k attention: DeepSeek-V3.2 on top of what V3 has."""
+"""Settings of top-k attention: DeepSeek-V3.2 and GLM-5 on top of what V3 has."""
 
 from __future__ import annotations
 
-from heddle.config.model import MLAConfig, MoEConfig, SparseConfig
+from heddle.config.model import MLAConfig, SparseConfig
+from heddle.errors import ModelFileError
 from heddle.models.config_fields import Fields
 
 
-def read_sparse(fields: Fields, mla: MLAConfig, moe: MoEConfig | None) -> SparseConfig:
+def read_sparse(fields: Fields, mla: MLAConfig, num_layers: int) -> SparseConfig:
     """Read the sizes of the indexer.
 
     Args:
         fields: the top level of `config.json`.
         mla: widths of the attention below it.
-        moe: its experts; None: every layer is dense.
+        num_layers: of the model.
 
     Raises:
         ModelFileError: a value is missing or malformed.
@@ -31,11 +32,32 @@ def read_sparse(fields: Fields, mla: MLAConfig, moe: MoEConfig | None) -> Sparse
         raise fields.wrong("index_head_dim", f"at least qk_rope_head_dim={mla.qk_rope_head_dim}")
     if "layer_types" in fields and set(fields.strings("layer_types")) != {"indexed_attention"}:
         raise fields.unsupported("layer_types", "every layer must have an indexer")
-    if "mlp_layer_types" in fields:
-        kinds = fields.strings("mlp_layer_types")
-        num_dense = len(kinds) if moe is None else min(moe.first_dense_layers, len(kinds))
-        if kinds != ("dense",) * num_dense + ("sparse",) * (len(kinds) - num_dense):
-            raise fields.unsupported(
-                "mlp_layer_types", f"the first {num_dense} must be dense, the others sparse"
-            )
+    if set(_indexer_types(fields, num_layers)) != {"full"}:
+        raise fields.unsupported(
+            _sharing_key(fields), "every layer must have an indexer of its own (full)"
+        )
     return sparse
+
+
+def _sharing_key(fields: Fields) -> str:
+    """The setting that says which layers have an indexer: the first one that a file has."""
+    keys = ("indexer_types", "index_topk_pattern", "index_topk_freq")
+    return next((key for key in keys if key in fields), keys[0])
+
+
+def _indexer_types(fields: Fields, num_layers: int) -> tuple[str, ...]:
+    """Per layer `full`, or `shared`: the choice of the layer before is used again."""
+    key = _sharing_key(fields)
+    if key == "index_topk_freq":
+        every, first = fields.integer(key), fields.integer("index_skip_topk_offset", 2, minimum=0)
+        turns = (max(layer - first + 1, 0) % every for layer in range(num_layers))
+        return tuple("shared" if turn else "full" for turn in turns)
+    if key not in fields:
+        return ("full",) * num_layers
+    try:
+        types = fields.strings(key)
+    except ModelFileError:
+        types = tuple({"F": "full", "S": "shared"}.get(c, c) for c in fields.text(key))
+    if len(types) != num_layers or set(types) - {"full", "shared"}:
+        raise fields.wrong(key, f"{num_layers} times full or shared was expected")
+    return types

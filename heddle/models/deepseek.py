@@ -62,13 +62,13 @@ class LatentAttention:
     def __call__(self, x: torch.Tensor, rotation: Turn, ops: StepOps) -> torch.Tensor:
         """`[M, E]` -> this rank's part of the sum, `[M, E]`."""
         mla = self.mla
-        query, latent, rotary_key = self.query_and_latent(x).tensor_split(
+        query, latent, rotary_key = self.query_and_latent(x, ops).tensor_split(
             (-mla.kv_lora_rank - mla.qk_rope_head_dim, -mla.qk_rope_head_dim), dim=-1
         )
         index = None
         if self.query_latent is not None:
             query_latent = self.query_latent.norm(query)
-            query = self.query_latent.up(query_latent)
+            query = self.query_latent.up(query_latent, ops)
             if self.indexer is not None:
                 index = self.indexer(x, query_latent, rotation)
         query = query.reshape(len(x), len(self.key_up), mla.qk_nope_head_dim + mla.qk_rope_head_dim)
@@ -84,7 +84,7 @@ class LatentAttention:
             self.scale,
             index,
         )
-        return self.output(mixed[:, : self.num_own_heads].flatten(1))
+        return self.output(mixed[:, : self.num_own_heads].flatten(1), ops)
 
 
 def load_deepseek(context: BuildContext) -> Decoder:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from heddle.attention.base import StepOps
+from heddle.models.adapters.slots import AdapterSite
 from heddle.models.base import BuildContext
 from heddle.models.blocks import load_head_output
 from heddle.models.decoder import LoadNorm
@@ -22,6 +23,7 @@ from heddle.models.layers.linear import Linear
 from heddle.models.layers.norm import RMSNorm
 from heddle.models.layers.recurrent_weights import load_spans
 from heddle.models.layers.rotary import Turn
+from heddle.models.weights.source import Span
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +44,11 @@ class GatedAttention:
     def __call__(self, x: torch.Tensor, rotation: Turn, ops: StepOps) -> torch.Tensor:
         """`[M, E]` -> this rank's part of the sum, `[M, E]`."""
         counts = [self.num_lanes, self.num_kv_heads, self.num_kv_heads, self.num_own_heads]
-        heads = self.projection(x).view(len(x), sum(counts), self.head_dim)
+        heads = self.projection(x, ops).view(len(x), sum(counts), self.head_dim)
         query, key, value, gate = torch.split(heads, counts, dim=1)
         query, key = rotation(self.query_norm(query)), rotation(self.key_norm(key))
         mixed = ops.gqa(self.layer, query, key, value)[:, : self.num_own_heads]
-        return self.output((mixed * gate.sigmoid()).flatten(1))
+        return self.output((mixed * gate.sigmoid()).flatten(1), ops)
 
 
 def load_gated_attention(
@@ -72,7 +74,45 @@ def _load_projection(context: BuildContext, name: str) -> Linear:
     """Weights and, where the model has them, biases in the order of `GatedAttention.projection`."""
     weight = _load_parts(context, name, "weight", (context.config.hidden_size,))
     bias = _load_parts(context, name, "bias", ()) if context.config.qkv_bias else None
-    return Linear.of(weight, bias)
+    return Linear.of(weight, bias, context.loader.take_adapters(_sites(context, name)))
+
+
+def _sites(context: BuildContext, name: str) -> list[AdapterSite]:
+    """Where the outputs of each checkpoint matrix lie in that order."""
+    config, width = context.config, context.config.head_dim
+    room = context.heads.lanes * width
+    query = [
+        (place * room + (head - first) * width, (2 * head * width, (2 * head + 1) * width))
+        for place, (first, last) in enumerate(context.projected_ranges)
+        for head in range(first, last)
+    ]
+    first_kv, last_kv = context.kv_range
+    start, size = len(context.projected_ranges) * room, (last_kv - first_kv) * width
+    first, last = context.query_range
+    gate = [
+        (
+            start + 2 * size + (head - first) * width,
+            ((2 * head + 1) * width, (2 * head + 2) * width),
+        )
+        for head in range(first, last)
+    ]
+    kv = (first_kv * width, last_kv * width)
+    queries, keys = 2 * config.num_query_heads * width, config.num_kv_heads * width
+
+    def site(side: str, num_outputs: int, pieces: list[tuple[int, Span]]) -> AdapterSite:
+        return AdapterSite(
+            module=f"{name}.{side}_proj",
+            num_outputs=num_outputs,
+            num_inputs=config.hidden_size,
+            inputs=(0, config.hidden_size),
+            pieces=tuple(pieces),
+        )
+
+    return [
+        site("q", queries, query + gate),
+        site("k", keys, [(start, kv)]),
+        site("v", keys, [(start + size, kv)]),
+    ]
 
 
 def _load_parts(

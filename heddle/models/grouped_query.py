@@ -14,7 +14,8 @@ gpt-oss and Llama 4 model code; temperature, arXiv 2501.19399.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -26,6 +27,8 @@ from heddle.models.decoder import LoadNorm, load_rms_norm
 from heddle.models.layers.linear import ColumnPart, Linear, load_columns
 from heddle.models.layers.norm import RMSNorm, plain_norm
 from heddle.models.layers.rotary import Turn
+from heddle.models.weights.source import Span
+from heddle.models.width_norm import WidthNorm, load_width_norm
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +38,8 @@ class GroupedQueryAttention:
     layer: int
     query_key_value: Linear
     output: Linear
-    head_norm: RMSNorm | None
+    head_norm: Callable[[torch.Tensor], torch.Tensor] | None
+    """Of query and key heads, before the rotation: `[M, h + Ks, D]` -> the same shape."""
     num_lanes: int
     num_own_heads: int
     num_kv_heads: int
@@ -48,13 +52,14 @@ class GroupedQueryAttention:
     def __call__(self, x: torch.Tensor, rotation: Turn, ops: StepOps) -> torch.Tensor:
         """`[M, E]` -> this rank's part of the sum, `[M, E]`."""
         rotated = self.num_lanes + self.num_kv_heads
-        heads = self.query_key_value(x).view(len(x), rotated + self.num_kv_heads, self.head_dim)
+        heads = self.query_key_value(x, ops)
+        heads = heads.view(len(x), rotated + self.num_kv_heads, self.head_dim)
         turned, value = self._turn(heads[:, :rotated], rotation), heads[:, rotated:]
         query, key = turned[:, : self.num_lanes], turned[:, self.num_lanes :]
         if self.temperature is not None:
             query = query * query_factors(self.temperature, rotation.positions, x.dtype)
         mixed = ops.gqa(self.layer, query, key, value, self.sinks)
-        return self.output(mixed[:, : self.num_own_heads].flatten(1))
+        return self.output(mixed[:, : self.num_own_heads].flatten(1), ops)
 
     def _turn(self, heads: torch.Tensor, rotation: Turn) -> torch.Tensor:
         """Norm, rotation, norm of query and key heads, as far as this layer has them."""
@@ -74,7 +79,11 @@ def query_factors(
 
 
 def load_grouped_query(
-    context: BuildContext, layer: int, name: str, load_norm: LoadNorm | None = None
+    context: BuildContext,
+    layer: int,
+    name: str,
+    load_norm: LoadNorm | None = None,
+    fused: str | None = None,
 ) -> GroupedQueryAttention:
     """Load the block called `name`; its options are in the configuration.
 
@@ -83,6 +92,7 @@ def load_grouped_query(
         layer: index of the layer.
         name: of the block's tensors.
         load_norm: of the head norms; None: `load_rms_norm`.
+        fused: what the checkpoint calls one matrix of query, key, then value; None: it has three.
     """
     config = context.config
     (first, last), (first_kv, last_kv) = context.query_range, context.kv_range
@@ -90,9 +100,9 @@ def load_grouped_query(
     is_rotated = config.kind_of(layer).rope != "none"
     return GroupedQueryAttention(
         layer=layer,
-        query_key_value=_load_query_key_value(context, name),
+        query_key_value=_load_query_key_value(context, name, fused),
         output=load_head_output(context, name),
-        head_norm=_load_head_norm(context, name, load_norm) if config.qk_norm else None,
+        head_norm=_load_head_norm(context, name, load_norm),
         num_lanes=context.num_projected_lanes,
         num_own_heads=last - first,
         num_kv_heads=num_kv_heads,
@@ -103,29 +113,37 @@ def load_grouped_query(
     )
 
 
-def _load_query_key_value(context: BuildContext, name: str) -> Linear:
+def _load_query_key_value(context: BuildContext, name: str, fused: str | None) -> Linear:
     config, width = context.config, context.config.head_dim
-    first_kv, last_kv = context.kv_range
+    num_queries, num_keys = config.num_query_heads, config.num_kv_heads
+    keys = context.kv_range
+    room = keys[1] - keys[0]
 
-    own, *more = context.projected_ranges
-    spans = [(first * width, last * width) for first, last in more]
-
-    def part(side: str, num_heads: int, start: int, end: int, room: int) -> ColumnPart:
-        span = (start * width, end * width)
+    def part(side: str, start: int, count: int, spans: Sequence[Span], room: int) -> ColumnPart:
+        """Heads of one side, which start at head `start` of the fused matrix."""
+        matrix, first = (f"{side}_proj", 0) if fused is None else (fused, start)
+        size = count if fused is None else num_queries + 2 * num_keys
+        own, *more = [((first + i) * width, (first + j) * width) for i, j in spans]
         return ColumnPart(
-            f"{name}.{side}_proj", num_heads * width, span, room * width, config.qkv_bias
+            f"{name}.{matrix}", size * width, own, room * width, config.qkv_bias, tuple(more)
         )
 
     parts = [
-        replace(part("q", config.num_query_heads, *own, context.heads.lanes), more=tuple(spans)),
-        part("k", config.num_kv_heads, first_kv, last_kv, last_kv - first_kv),
-        part("v", config.num_kv_heads, first_kv, last_kv, last_kv - first_kv),
+        part("q", 0, num_queries, context.projected_ranges, context.heads.lanes),
+        part("k", num_queries, num_keys, [keys], room),
+        part("v", num_queries + num_keys, num_keys, [keys], room),
     ]
     return load_columns(context.loader, parts, config.hidden_size)
 
 
-def _load_head_norm(context: BuildContext, name: str, load_norm: LoadNorm | None) -> RMSNorm:
+def _load_head_norm(
+    context: BuildContext, name: str, load_norm: LoadNorm | None
+) -> RMSNorm | WidthNorm | None:
     """One norm for the fused heads: the query weight per lane, then the key weight per kv head."""
+    if context.config.qk_width_norm:
+        return load_width_norm(context, name)
+    if not context.config.qk_norm:
+        return None
     first_kv, last_kv = context.kv_range
     load = load_norm or load_rms_norm(context)
     query, key = (load(f"{name}.{side}_norm", context.config.head_dim) for side in ("q", "k"))

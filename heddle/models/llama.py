@@ -1,4 +1,4 @@
-"""Llama and its near relatives: Mistral and Mixtral, Qwen2 and Qwen3 and their mixtures, gpt-oss.
+"""Llama and its near relatives: dense models, and mixtures however a checkpoint stores them.
 
 What differs between the members is in the configuration (biases, norms, windows, sinks), in the
 dtype of the norms, and in how a checkpoint names and stores its experts.
@@ -6,6 +6,7 @@ dtype of the norms, and in how a checkpoint names and stores its experts.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -21,11 +22,12 @@ from heddle.models.decoder import (
 )
 from heddle.models.grouped_query import GroupedQueryAttention, load_grouped_query
 from heddle.models.layers.experts import FusedExperts, SeparateExperts
-from heddle.models.layers.moe import QWEN_NAMES, MoENames
+from heddle.models.layers.moe import DEEPSEEK_NAMES, QWEN_NAMES, MoENames
 from heddle.models.layers.norm import RMSNorm
 
 MIXTRAL_LAYER = LayerNames(feed_forward="block_sparse_moe")
 MIXTRAL_NAMES = MoENames(storage=SeparateExperts(gate="w1", up="w3", down="w2"))
+MINIMAX_M2_NAMES = replace(MIXTRAL_NAMES, correction="e_score_correction_bias")
 GPT_OSS_NAMES = MoENames(router="router", storage=FusedExperts(interleaved=True))
 
 
@@ -44,6 +46,16 @@ def load_gpt_oss(context: BuildContext) -> Decoder:
     return load_family(context, moe_names=GPT_OSS_NAMES, load_norm=load_wide_norm(context))
 
 
+def load_minimax_m2(context: BuildContext) -> Decoder:
+    """Load a MiniMax-M2 model."""
+    return load_family(context, names=MIXTRAL_LAYER, moe_names=MINIMAX_M2_NAMES)
+
+
+def load_glm_moe(context: BuildContext) -> Decoder:
+    """Load a GLM mixture, stored as DeepSeek stores it."""
+    return load_family(context, moe_names=DEEPSEEK_NAMES)
+
+
 def load_family(
     context: BuildContext,
     *,
@@ -54,13 +66,15 @@ def load_family(
     """Load a decoder of grouped-query attention and dense or sparse feed-forward blocks."""
 
     def load_attention(layer: int, name: str) -> GroupedQueryAttention:
-        return load_grouped_query(context, layer, name, load_norm)
+        return load_grouped_query(context, layer, name, load_norm, names.query_key_value)
 
     return load_decoder(
         context,
-        rotary_width=context.config.head_dim,
+        rotary_width=context.config.rotary_dim or context.config.head_dim,
         load_attention=load_attention,
-        load_feed_forward=partial(load_feed_forward, context, moe_names=moe_names),
+        load_feed_forward=partial(
+            load_feed_forward, context, moe_names=moe_names, fused=names.gate_up
+        ),
         load_norm=load_norm,
         names=names,
     )

@@ -10,13 +10,15 @@ from heddle.comm.base import Communicator
 from heddle.config.model import ModelConfig
 from heddle.errors import UnsupportedError
 from heddle.layout.heads import HeadLayout
+from heddle.models.adapters.slots import AdapterSlots
 from heddle.models.base import BuildContext, Model
 from heddle.models.config_json import (
     DENSE_ARCHITECTURES,
     GEMMA_ARCHITECTURES,
-    LATENT_ARCHITECTURES,
+    GLM4_ARCHITECTURES,
     QWEN_MOE_ARCHITECTURES,
 )
+from heddle.models.config_latent import LATENT_ARCHITECTURES
 from heddle.models.layers.expert_group import ExpertGroup
 from heddle.models.layers.shard import Shard
 from heddle.models.weights.loader import Progress, WeightLoader
@@ -55,6 +57,30 @@ def _create_gemma(context: BuildContext) -> Model:
     return load_gemma(context)
 
 
+def _create_phi3(context: BuildContext) -> Model:
+    from heddle.models.phi3 import load_phi3  # loaded only when chosen
+
+    return load_phi3(context)
+
+
+def _create_olmo2(context: BuildContext) -> Model:
+    from heddle.models.olmo2 import load_olmo2  # loaded only when chosen
+
+    return load_olmo2(context)
+
+
+def _create_exaone4(context: BuildContext) -> Model:
+    from heddle.models.olmo2 import load_exaone4  # loaded only when chosen
+
+    return load_exaone4(context)
+
+
+def _create_glm4(context: BuildContext) -> Model:
+    from heddle.models.glm4 import load_glm4  # loaded only when chosen
+
+    return load_glm4(context)
+
+
 def _create_llama4(context: BuildContext) -> Model:
     from heddle.models.llama4 import load_llama4  # loaded only when chosen
 
@@ -79,9 +105,27 @@ def _create_minimax(context: BuildContext) -> Model:
     return load_minimax(context)
 
 
+def _create_glm_moe(context: BuildContext) -> Model:
+    from heddle.models.llama import load_glm_moe  # loaded only when chosen
+
+    return load_glm_moe(context)
+
+
+def _create_minimax_m2(context: BuildContext) -> Model:
+    from heddle.models.llama import load_minimax_m2  # loaded only when chosen
+
+    return load_minimax_m2(context)
+
+
 CREATORS: dict[str, Creator] = {
     **dict.fromkeys(DENSE_ARCHITECTURES, _create_llama),
     **dict.fromkeys(QWEN_MOE_ARCHITECTURES, _create_llama),
+    "GraniteForCausalLM": _create_llama,
+    "SmolLM3ForCausalLM": _create_llama,
+    "Phi3ForCausalLM": _create_phi3,
+    **dict.fromkeys(("Olmo2ForCausalLM", "Olmo3ForCausalLM"), _create_olmo2),
+    "Exaone4ForCausalLM": _create_exaone4,
+    **dict.fromkeys(GLM4_ARCHITECTURES, _create_glm4),
     "MixtralForCausalLM": _create_mixtral,
     **dict.fromkeys(GEMMA_ARCHITECTURES, _create_gemma),
     "GptOssForCausalLM": _create_gpt_oss,
@@ -90,7 +134,20 @@ CREATORS: dict[str, Creator] = {
     "Qwen3NextForCausalLM": _create_qwen3_next,
     "BambaForCausalLM": _create_bamba,
     "MiniMaxForCausalLM": _create_minimax,
+    "Glm4MoeForCausalLM": _create_glm_moe,
+    "OlmoeForCausalLM": _create_llama,
+    "MiniMaxM2ForCausalLM": _create_minimax_m2,
 }
+
+
+_DRAFTING = (
+    "DeepseekV3ForCausalLM",
+    "DeepseekV32ForCausalLM",
+    "Glm4MoeForCausalLM",
+    "Glm4MoeLiteForCausalLM",
+    "GlmMoeDsaForCausalLM",
+)
+"""Checkpoints of these may hold draft layers behind the others."""
 
 
 def create_model(
@@ -106,6 +163,7 @@ def create_model(
     experts: ExpertGroup | None = None,
     *,
     replicates_queries: bool = False,
+    adapter_slots: list[AdapterSlots] | None = None,
 ) -> Model:
     """Build one rank's part of a model and load its weights.
 
@@ -121,23 +179,36 @@ def create_model(
         stage: place among the pipeline stages, and their number; a stage holds its layers alone.
         experts: among whom whole experts are dealt; None: experts are cut over `tp`.
         replicates_queries: this rank projects the queries of its whole slice.
+        adapter_slots: gets the slots of every product that takes adapters; None: none does.
 
     Returns:
         A model that says, per pass, one all-reduce in the lookup (first stage) and two per layer,
-        before the second of them what dealt experts need, and per call of `logits` (last stage) one
-        all-gather; nothing at all in a group of one.
+        before the first of them what norms over all heads need, before the second what dealt
+        experts need, and per call of `logits` (last stage) one all-gather; nothing at all in a
+        group of one.
 
     Raises:
         UnsupportedError: the architecture is not known.
         ModelFileError: weights are missing, damaged, or of another model.
     """
-    if config.architecture not in CREATORS:
+    if config.architecture not in CREATORS and config.foreign is None:
         raise UnsupportedError(
             f"architecture={config.architecture} is not supported; known: {', '.join(CREATORS)}"
         )
-    loader = WeightLoader(source, dtype, device, ignored=_ignored(config), progress=progress)
+    loader = WeightLoader(
+        source,
+        dtype,
+        device,
+        ignored=_ignored(config),
+        progress=progress,
+        adapter_slots=adapter_slots,
+    )
     shard = Shard(tp_rank, heads.tp_size, tp, experts)
     context = BuildContext(config, heads, shard, loader, stage, replicates_queries)
+    if config.foreign is not None:
+        from heddle.models.transformers_any.load import load_transformers  # imports transformers
+
+        return load_transformers(context, source)
     return CREATORS[config.architecture](context)
 
 
@@ -146,7 +217,7 @@ def _ignored(config: ModelConfig) -> tuple[str, ...]:
     names: tuple[str, ...] = ()
     if config.tie_word_embeddings:
         names += (r"lm_head\.weight",)  # a second copy of the embedding
-    if config.architecture in ("DeepseekV3ForCausalLM", "DeepseekV32ForCausalLM"):
+    if config.architecture in _DRAFTING:
         # Layers past the last one draft further tokens and take no part in a plain pass.
         names += (rf"model\.layers\.(?!(?:{_numbers_below(config.num_layers)})\.)\d+\..*",)
     return names

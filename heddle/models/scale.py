@@ -1,6 +1,7 @@
 """Constants that stretched rotary contexts put on rotations and on the softmax.
 
-Source: yarn, arXiv 2309.00071, eq. 22; the DeepSeek-V2 and V3 model code.
+Source: yarn, arXiv 2309.00071, eq. 22; longrope, arXiv 2402.13753; the DeepSeek-V2 and V3 model
+code.
 """
 
 from __future__ import annotations
@@ -24,15 +25,23 @@ def softmax_scale(config: ModelConfig) -> float:
 
 
 def attention_factor(rope: RopeConfig) -> float:
-    """Factor on cosine and sine; only yarn has one."""
-    if rope.rope_type != "yarn":
+    """Factor on cosine and sine; yarn and longrope have one."""
+    if rope.rope_type not in ("yarn", "longrope"):
         return 1.0
     if rope.attention_factor is not None:
         return rope.attention_factor
+    if rope.rope_type == "longrope":
+        return _longrope_factor(rope)
     if rope.mscale and rope.mscale_all_dim:
         top, bottom = (yarn_mscale(rope.factor, m) for m in (rope.mscale, rope.mscale_all_dim))
         return top / bottom
     return yarn_mscale(rope.factor, 1.0)
+
+
+def _longrope_factor(rope: RopeConfig) -> float:
+    window = rope.original_max_position_embeddings
+    assert window is not None, "set by the config reader"
+    return math.sqrt(1 + math.log(rope.factor) / math.log(window)) if rope.factor > 1 else 1.0
 
 
 def yarn_mscale(factor: float, mscale: float) -> float:

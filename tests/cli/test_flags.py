@@ -17,6 +17,7 @@ from heddle.cli.flags import (
 from heddle.cli.output import Output
 from heddle.cli.values import json_object
 from heddle.config import (
+    AdapterConfig,
     CacheConfig,
     EngineConfig,
     ParallelConfig,
@@ -46,10 +47,14 @@ def other_value(flag):
     if flag.choices:
         word = next(word for word in flag.choices if word != default)
         return word, word
-    if flag.convert is str:
+    if flag.convert is str and not flag.takes_several:
         return "float64", "float64"
+    if flag.field == "hf_overrides":
+        return '{ "rope_theta": 2e4 }', '{"rope_theta":20000.0}'
     if flag.convert is json_object:
         return '{"num_speculative_tokens": 7}', SpeculativeConfig(num_speculative_tokens=7)
+    if flag.takes_several:
+        return "a=7", (("a", "7"),)
     value = flag.convert("7")
     return "7", value
 
@@ -65,6 +70,7 @@ def test_a_flag_sets_its_field_and_no_other(flag):
             ParallelConfig: found.parallel,
             CacheConfig: found.cache,
             SchedulerConfig: found.scheduler,
+            AdapterConfig: found.adapters,
             EngineConfig: found,
         }[flag.config]
         assert getattr(section, flag.field) == value
@@ -76,6 +82,7 @@ def test_a_flag_sets_its_field_and_no_other(flag):
             ParallelConfig: default.parallel,
             CacheConfig: default.cache,
             SchedulerConfig: default.scheduler,
+            AdapterConfig: default.adapters,
             EngineConfig: default,
         }[flag.config]
         assert restored == expected
@@ -86,7 +93,9 @@ SWITCHES = [flag for flag in ALL_FLAGS if flag.action is argparse.BooleanOptiona
 
 @pytest.mark.parametrize("flag", SWITCHES, ids=lambda flag: flag.field)
 def test_a_switch_is_set_with_dashes_or_underscores_and_unset_by_no(flag):
-    section = {ParallelConfig: "parallel", CacheConfig: "cache"}[flag.config]
+    section = {ParallelConfig: "parallel", CacheConfig: "cache", AdapterConfig: "adapters"}[
+        flag.config
+    ]
     name = flag.names[0].removeprefix("--")
     for spelling, value in ((name, True), (name.replace("-", "_"), True), (f"no-{name}", False)):
         found = engine_config("demo", **engine_arguments(parse(f"--{spelling}")))

@@ -61,6 +61,12 @@ def test_experts_are_told_only_where_they_are_dealt_out():
     assert experts(make_topology((2, 1, 1), moe=moe(4))) is None
 
 
+def test_a_narrow_cache_shows_in_the_bytes_of_a_token():
+    topology = dataclasses.replace(make_topology((2, 1, 1), num_layers=3), kv_cache_dtype="int8")
+    (group,) = topology.groups
+    assert cache_group(topology, group)["token_bytes"] == 3 * 2 * (2 * 8 + 2 * 4)
+
+
 def test_groups_say_what_a_row_sees_and_how_many_ranks_share_it():
     kinds = (LayerKind(), LayerKind(visibility=Visibility("window", 5, num_first=2)))
     topology = make_topology((1, 2, 2), block_size=4, layer_kinds=kinds * 2, num_layers=4)
@@ -72,6 +78,7 @@ def test_groups_say_what_a_row_sees_and_how_many_ranks_share_it():
         "layers": [0, 2],
         "ranks_sharing": 2,
         "block_tokens": 8,
+        "token_bytes": 2 * 4 * 2 * 8 * 4,  # layers, kv heads, key and value of 8, float32
     }
     assert window == {
         "rule": "window",
@@ -80,6 +87,7 @@ def test_groups_say_what_a_row_sees_and_how_many_ranks_share_it():
         "layers": [1, 3],
         "ranks_sharing": 1,  # fewer than two virtual blocks: whole on every rank
         "block_tokens": 4,
+        "token_bytes": 2 * 4 * 2 * 8 * 4,
     }
 
 

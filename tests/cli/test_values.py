@@ -4,7 +4,15 @@ import argparse
 
 import pytest
 
-from heddle.cli.values import heads, integer, json_object, number, size, size_or_auto
+from heddle.cli.values import (
+    heads,
+    integer,
+    json_object,
+    number,
+    overrides,
+    size,
+    size_or_auto,
+)
 
 
 @pytest.mark.parametrize(
@@ -62,3 +70,10 @@ def test_only_a_json_object_is_one(text):
     with pytest.raises(argparse.ArgumentTypeError, match="is not a JSON object such as"):
         json_object(text)
     assert json_object(' {"a": [1, "x"]}') == {"a": [1, "x"]}
+
+
+def test_overrides_are_one_text_and_nothing_else_is():
+    assert overrides('{"b": 1, "a": null}') == '{"a":null,"b":1}'
+    assert overrides("") == ""
+    with pytest.raises(argparse.ArgumentTypeError, match=r"hf_overrides='\{x' is not legal; it is"):
+        overrides("{x")

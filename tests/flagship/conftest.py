@@ -37,7 +37,7 @@ class GoldenModels:
         self._paths: dict[str, Path] = {}
         self._tolerances: dict[str, tuple[float, float]] = {}
         """Of logits and of cached rows."""
-        self._answers: dict[tuple[str, str, int], dict[Prompt, GoldenAnswer]] = {}
+        self._answers: dict[tuple[str, str, int, str], dict[Prompt, GoldenAnswer]] = {}
 
     def path(self, name: str) -> Path:
         if name not in self._paths:
@@ -46,13 +46,13 @@ class GoldenModels:
                 answers = golden_run(path)
                 tolerance, row_tolerance = tolerance_of(answers), 1e-5
                 if name in RECURRENT:
-                    exact = self._answers[name, "float64", 0] = golden_run(path, "float64")
+                    exact = self._answers[name, "float64", 0, "auto"] = golden_run(path, "float64")
                     tolerance = max(tolerance, 2 * rounding_error(answers, exact))
                     row_tolerance = max(row_tolerance, 2 * row_error(answers, exact))
                 if near_tie_share(answers, tolerance) <= 0.01:
                     break
             self._paths[name] = path
-            self._answers[name, "float32", 0] = answers
+            self._answers[name, "float32", 0, "auto"] = answers
             self._tolerances[name] = tolerance, row_tolerance
         return self._paths[name]
 
@@ -83,11 +83,11 @@ class GoldenModels:
         return self._tolerances[name][0] if name in RECURRENT else 0.0
 
     def golden(
-        self, name: str, dtype: str = "float32", num_first: int = 0
+        self, name: str, dtype: str = "float32", num_first: int = 0, kv_dtype: str = "auto"
     ) -> dict[Prompt, GoldenAnswer]:
-        path, key = self.path(name), (name, dtype, num_first)
+        path, key = self.path(name), (name, dtype, num_first, kv_dtype)
         if key not in self._answers:
-            self._answers[key] = golden_run(path, dtype, num_first)
+            self._answers[key] = golden_run(path, dtype, num_first, kv_dtype)
         return self._answers[key]
 
 

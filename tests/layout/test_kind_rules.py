@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from heddle.layout.choice import LayoutChoice, ModelFacts
-from heddle.layout.kind_rules import KIND
+from heddle.layout.kind_rules import CHOSEN_WINDOW, KIND, MAX_CHOSEN_WINDOW
 from heddle.layout.kinds import FEATURES, KINDS, conflict
 from heddle.layout.rules import judge
 from heddle.layout.support import example_of
@@ -57,3 +57,17 @@ def test_every_conflict_is_told_at_once_and_one_layout_mends_all() -> None:
     assert "legal here: auto, gather_q (" in verdict.reasons[0]
     flags = next(near.flags for near in verdict.nearest)
     assert flags == "-tp 2 -pcp 1 -dcp 2 --cp-context-exchange auto --cp-lanes auto"
+
+
+@pytest.mark.parametrize("window", [MAX_CHOSEN_WINDOW, MAX_CHOSEN_WINDOW + 1])
+@pytest.mark.parametrize("asked", [False, True])
+def test_a_chosen_key_has_a_position_of_31_bits(window: int, asked: bool) -> None:
+    model = replace(MODEL, kinds=("sparse top-k",), window=1 << 40 if asked else window)
+    choice = LayoutChoice(model=model, max_model_len=window if asked else None)
+    verdict = judge(choice)
+    assert verdict.legal is (window == 2**31 - 1)
+    if not verdict.legal:
+        assert "nearest: 2147483647" in verdict.reasons[0]
+        assert judge(verdict.nearest[0].choice).legal
+    dense = replace(choice, model=replace(model, kinds=("MLA",)))
+    assert not list(CHOSEN_WINDOW.problems(dense))

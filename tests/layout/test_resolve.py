@@ -19,6 +19,7 @@ from heddle.config import (
 from heddle.config.model import LayerKind
 from heddle.config.visibility import Visibility
 from heddle.errors import ConfigError, TopologyError
+from heddle.layout.cache_rows import QUANTIZED
 from heddle.layout.resolve import resolve
 from tests.support.layouts import degrees
 from tests.support.models import model_config
@@ -76,6 +77,14 @@ def test_what_was_asked_is_kept_and_has_no_reason() -> None:
     assert (found.scheduler.max_model_len, found.num_blocks, found.seed) == (100, 7, 5)
     assert (found.context_workspace_tokens, found.step_timeout_seconds) == (64, 1.0)
     assert [reason.split(":")[0] for reason in found.reasons] == ["KV pool"]
+
+
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_a_cache_can_be_narrower_than_any_compute_dtype(name: str) -> None:
+    found = resolved(cache=CacheConfig(kv_cache_dtype=name, num_blocks_override=7))
+    assert (found.dtype, found.kv_cache_dtype) == ("float32", name)
+    with pytest.raises(ConfigError, match=f"dtype={name} is not legal"):
+        resolved(dtype=name)
 
 
 def test_the_cache_follows_the_compute_dtype() -> None:
@@ -143,7 +152,7 @@ def test_a_sliding_window_bounds_layers_and_not_the_context() -> None:
     ("settings", "message"),
     [
         ({"dtype": "int8"}, r"dtype=int8 is not legal; legal here: auto, float32, float64"),
-        ({"cache": CacheConfig(kv_cache_dtype="fp8")}, "kv_cache_dtype=fp8 is not legal"),
+        ({"cache": CacheConfig(kv_cache_dtype="fp8")}, "kv_cache_dtype=fp8 .* fp8_e4m3, int8"),
         ({"executor": "inline", "parallel": degrees(2, 1, 1)}, "executor=inline .* 2 ranks"),
         ({"executor": "ray"}, "executor=ray is not legal"),
         ({"backend": "flash"}, "attention_backend=flash is not legal"),

@@ -9,7 +9,7 @@ import pytest
 
 from heddle.config.model import LayerKind, ModelConfig, MoEConfig
 from heddle.config.visibility import Visibility
-from heddle.errors import ModelFileError
+from heddle.errors import ModelFileError, UnsupportedError
 from heddle.models.config_json import load_model_config
 from tests.support.model_files import LLAMA, write_config
 
@@ -31,6 +31,15 @@ QWEN3 = LLAMA | {
 QWEN2 = QWEN3 | {
     "architectures": ["Qwen2MoeForCausalLM"],
     "shared_expert_intermediate_size": 5632,
+    "norm_topk_prob": False,
+}
+
+
+OLMOE = LLAMA | {
+    "architectures": ["OlmoeForCausalLM"],
+    "num_experts": 64,
+    "num_experts_per_tok": 8,
+    "clip_qkv": None,
     "norm_topk_prob": False,
 }
 
@@ -71,6 +80,19 @@ def test_qwen2_has_biases_and_a_gated_shared_expert(tmp_path: Path) -> None:
     assert (config.qk_norm, config.qkv_bias, config.output_bias) == (False, True, False)
     assert (moe.shared_width, moe.has_shared_gate, moe.normalize_top_k) == (5632, True, False)
     assert read(tmp_path, QWEN2, qkv_bias=False).qkv_bias is False
+
+
+def test_olmoe_norms_whole_queries_and_keys(tmp_path: Path) -> None:
+    config = read(tmp_path, OLMOE)
+    moe = moe_of(config)
+    assert (config.qk_width_norm, config.qk_norm, config.qkv_bias) == (True, False, False)
+    assert (moe.num_experts, moe.num_experts_per_token) == (64, 8)
+    assert (moe.expert_intermediate_size, moe.shared_width) == (14336, 0)
+    assert (moe.scoring, moe.normalize_top_k) == ("softmax", False)
+    biased = read(tmp_path, OLMOE, attention_bias=True)
+    assert (biased.qkv_bias, biased.output_bias) == (True, True)
+    with pytest.raises(UnsupportedError, match=r"clip_qkv=8\.0 is not supported"):
+        read(tmp_path, OLMOE, clip_qkv=8.0)
 
 
 def test_dense_layers_are_listed_or_left_out_by_a_step(tmp_path: Path) -> None:

@@ -158,3 +158,26 @@ def test_an_odd_head_width_is_refused(checkpoint: Checkpoint, tmp_path: Path) ->
     path = write_gguf(tmp_path / "m.gguf", checkpoint("qwen2"), extra_fields=fields)
     with pytest.raises(ModelFileError, match="head width 7 must be even"):
         read_gguf_config(path)
+
+
+def test_a_part_of_a_split_file_is_refused(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "m.gguf", checkpoint("qwen2"), num_parts=3)
+    with pytest.raises(UnsupportedError, match=r"split\.count=3 .*--merge"):
+        read_gguf_config(path)
+
+
+def test_windows_of_olmo_3_are_refused_under_the_name_of_olmo_2(
+    checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    fields = {"attention.sliding_window": 16}
+    path = write_gguf(tmp_path / "m.gguf", checkpoint("olmo2"), extra_fields=fields)
+    with pytest.raises(UnsupportedError, match=r"sliding_window=16 .*OLMo 2 has none"):
+        read_gguf_config(path)
+
+
+def test_the_multipliers_of_granite_are_read(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    found = read_gguf_config(write_gguf(tmp_path / "m.gguf", checkpoint("granite")))
+    assert found.embedding_scale == pytest.approx(1.7)
+    assert found.attention_scale == pytest.approx(0.21)
+    assert found.residual_factors.attention.block == pytest.approx(0.6)
+    assert found.logits_scale == pytest.approx(1 / 0.4)

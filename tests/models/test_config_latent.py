@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,42 @@ DEEPSEEK_V2 = DEEPSEEK_V3 | {
     "topk_method": "group_limited_greedy",
     "norm_topk_prob": False,
     "q_lora_rank": None,
+}
+KIMI_K2 = DEEPSEEK_V3 | {
+    "model_type": "kimi_k2",
+    "auto_map": {"AutoConfig": "configuration_deepseek.DeepseekV3Config"},
+    "first_k_dense_replace": 1,
+    "n_group": 1,
+    "n_routed_experts": 384,
+    "num_attention_heads": 64,
+    "routed_scaling_factor": 2.827,
+    "topk_group": 1,
+    "vocab_size": 163840,
+}
+_ABSENT = (
+    "first_k_dense_replace",
+    "n_group",
+    "n_shared_experts",
+    "routed_scaling_factor",
+    "scoring_func",
+    "topk_group",
+    "topk_method",
+)
+GLM_FLASH = (
+    DEEPSEEK_V3
+    | dict.fromkeys(_ABSENT, ...)
+    | {
+        "architectures": ["Glm4MoeLiteForCausalLM"],
+        "rope_scaling": None,
+    }
+)
+GLM_5 = GLM_FLASH | {
+    "architectures": ["GlmMoeDsaForCausalLM"],
+    "index_head_dim": 128,
+    "index_n_heads": 32,
+    "index_topk": 2048,
+    "indexer_rope_interleave": True,
+    "rope_interleave": True,
 }
 
 
@@ -45,6 +82,44 @@ def test_v3(tmp_path: Path) -> None:
 def test_v3_may_split_halves(tmp_path: Path) -> None:
     config = load_model_config(write_config(tmp_path, DEEPSEEK_V3, rope_interleave=False))
     assert not config.rope.interleaved
+
+
+def test_kimi_k2_is_a_v3_whose_code_stays_unread(tmp_path: Path) -> None:
+    trap, marker = tmp_path / "configuration_deepseek.py", tmp_path / "it ran"
+    trap.write_text(f"open({str(marker)!r}, 'w')")
+    config = load_model_config(write_config(tmp_path, KIMI_K2))
+    assert not marker.exists()
+    assert (config.architecture, config.num_query_heads) == ("DeepseekV3ForCausalLM", 64)
+    assert config.moe is not None
+    assert (config.moe.num_experts, config.moe.num_groups, config.moe.top_k_groups) == (384, 1, 1)
+    assert (config.moe.first_dense_layers, config.moe.routed_scaling_factor) == (1, 2.827)
+
+
+@pytest.mark.parametrize(
+    ("base", "first_dense", "scaling"), [(GLM_FLASH, 1, 1.8), (GLM_5, 3, 2.5)], ids=["flash", "5"]
+)
+def test_glm_states_less_than_v3(
+    tmp_path: Path, base: dict[str, Any], first_dense: int, scaling: float
+) -> None:
+    config = load_model_config(write_config(tmp_path, base))
+    assert config.mla is not None
+    assert (config.rope.rope_type, config.rope.interleaved) == ("default", True)
+    assert config.moe is not None
+    assert (config.moe.scoring, config.moe.top_k_method) == ("sigmoid", "noaux_tc")
+    assert (config.moe.num_groups, config.moe.top_k_groups) == (1, 1)
+    assert (config.moe.num_shared_experts, config.moe.first_dense_layers) == (1, first_dense)
+    assert config.moe.routed_scaling_factor == scaling
+
+
+def test_neighbours_are_pairs_in_the_indexer_of_glm_5_alone(tmp_path: Path) -> None:
+    config = load_model_config(write_config(tmp_path, GLM_5))
+    assert config.sparse is not None
+    assert config.sparse.interleaved
+    flash = load_model_config(write_config(tmp_path, GLM_FLASH, rope_interleave=False))
+    assert (flash.sparse, flash.rope.interleaved) == (None, False)
+    for key in ("rope_interleave", "indexer_rope_interleave"):
+        with pytest.raises(UnsupportedError, match=f"{key}=False is not supported"):
+            load_model_config(write_config(tmp_path, GLM_5, **{key: False}))
 
 
 def test_v2(tmp_path: Path) -> None:

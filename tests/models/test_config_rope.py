@@ -10,13 +10,20 @@ import pytest
 from heddle.config.model import RopeConfig
 from heddle.errors import ModelFileError, UnsupportedError
 from heddle.models.config_fields import Fields
-from heddle.models.config_rope import read_rope
+from heddle.models.config_rope import read_rope, settle_rope
+from tests.support.models import model_config
 
 LLAMA3 = {
     "factor": 8.0,
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
+}
+
+LONGROPE = {
+    "short_factor": [1, 1.5],
+    "long_factor": [2, 3],
+    "original_max_position_embeddings": 1024,
 }
 
 
@@ -41,6 +48,38 @@ def read(**config: Any) -> RopeConfig:
                 factor=4.0,
                 original_max_position_embeddings=1024,
                 mscale=0.7,
+            ),
+        ),
+        (
+            "dynamic",
+            {"factor": 2, "original_max_position_embeddings": 7},
+            RopeConfig(
+                theta=5e5, rope_type="dynamic", factor=2.0, original_max_position_embeddings=4096
+            ),
+        ),
+        (
+            "longrope",
+            LONGROPE,
+            RopeConfig(
+                theta=5e5,
+                rope_type="longrope",
+                factor=4.0,
+                original_max_position_embeddings=1024,
+                short_factor=(1.0, 1.5),
+                long_factor=(2.0, 3.0),
+            ),
+        ),
+        (
+            "su",
+            LONGROPE | {"factor": 16, "attention_factor": 1.25},
+            RopeConfig(
+                theta=5e5,
+                rope_type="longrope",
+                factor=16.0,
+                original_max_position_embeddings=1024,
+                attention_factor=1.25,
+                short_factor=(1.0, 1.5),
+                long_factor=(2.0, 3.0),
             ),
         ),
     ],
@@ -68,8 +107,8 @@ def test_yarn_fills_what_is_absent() -> None:
 
 
 def test_unknown_kinds_are_refused_by_name() -> None:
-    with pytest.raises(UnsupportedError, match=r"rope_scaling\.type='longrope'.*known: default, l"):
-        read(rope_scaling={"type": "longrope", "factor": 2.0})
+    with pytest.raises(UnsupportedError, match=r"rope_scaling\.type='axial'.*known: default, l"):
+        read(rope_scaling={"type": "axial", "factor": 2.0})
     with pytest.raises(UnsupportedError, match=r"partial_rotary_factor=0\.5"):
         read(partial_rotary_factor=0.5)
 
@@ -81,6 +120,12 @@ def test_missing_and_malformed_values_are_named() -> None:
         read(rope_parameters={"rope_type": "llama3", **LLAMA3, "high_freq_factor": 0.5})
     with pytest.raises(ModelFileError, match="rope_theta='x'"):
         read(rope_theta="x")
+    with pytest.raises(ModelFileError, match=r"rope_scaling\.factor=0\.5 .*at least 1"):
+        read(rope_scaling={"type": "dynamic", "factor": 0.5})
+    with pytest.raises(ModelFileError, match=r"long_factor=\[1, 'x'\].*numbers above 0"):
+        read(rope_scaling={"type": "longrope", **LONGROPE, "long_factor": [1, "x"]})
+    with pytest.raises(ModelFileError, match=r"original_max_position_embeddings=1 .*at least 2"):
+        read(rope_scaling={"type": "longrope", **LONGROPE, "original_max_position_embeddings": 1})
 
 
 @pytest.mark.parametrize(("key", "value"), [("beta_fast", -3), ("rope_theta", 1)])
@@ -101,3 +146,27 @@ def test_an_absent_theta_is_the_familys() -> None:
     assert read_rope(fields, interleaved=True, default_theta=7.0) == RopeConfig(
         theta=7.0, interleaved=True
     )
+
+
+def settle(rope: RopeConfig, **changes: Any) -> int:
+    model = model_config(rope=rope, max_position_embeddings=4096, **changes)
+    return settle_rope(Fields(Path("config.json"), {}), model).max_position_embeddings
+
+
+def test_dynamic_stretches_the_window_and_others_leave_it() -> None:
+    dynamic = RopeConfig(rope_type="dynamic", factor=2.5, original_max_position_embeddings=4096)
+    assert settle(dynamic) == 10240
+    assert settle(RopeConfig(rope_type="linear", factor=2.5)) == 4096
+
+
+def test_factors_of_another_number_than_pairs_are_refused() -> None:
+    longrope = read(rope_scaling={"type": "longrope", **LONGROPE})
+    assert settle(longrope, head_dim=8, rotary_dim=4) == 4096
+    with pytest.raises(ModelFileError, match=r"short_factor.*per rotary pair was expected, 4"):
+        settle(longrope, head_dim=8)
+
+
+def test_the_table_of_windows_may_not_depend_on_the_length() -> None:
+    local = read(rope_scaling={"type": "dynamic", "factor": 2})
+    with pytest.raises(UnsupportedError, match="rope_type=dynamic in windows"):
+        settle(RopeConfig(), local_rope=local)

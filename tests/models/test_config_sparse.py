@@ -28,6 +28,14 @@ def test_published_sizes_are_read(tmp_path: Path) -> None:
         512,
     )
     assert config.rope.interleaved
+    assert not config.sparse.interleaved
+
+
+def test_dense_layers_may_be_listed(tmp_path: Path) -> None:
+    types = ["dense"] * 2 + ["sparse"] * 59
+    config = load_model_config(write_config(tmp_path, DEEPSEEK_V32, mlp_layer_types=types))
+    assert config.moe is not None
+    assert [config.moe.has_experts(layer) for layer in (0, 1, 2, 60)] == [False, False, True, True]
 
 
 def test_v3_stores_no_index_keys(tmp_path: Path) -> None:
@@ -53,7 +61,9 @@ def test_impossible_sizes_are_refused(tmp_path: Path, key: str, value: object, r
     ("key", "value"),
     [
         ("layer_types", ["indexed_attention"] * 60 + ["full_attention"]),
-        ("mlp_layer_types", ["dense"] * 2 + ["sparse"] * 59),
+        ("indexer_types", ["full"] * 60 + ["shared"]),
+        ("index_topk_pattern", "F" * 60 + "S"),
+        ("index_topk_freq", 2),
     ],
 )
 def test_layers_that_differ_are_refused(tmp_path: Path, key: str, value: object) -> None:

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from heddle.comm.base import Communicator
 from heddle.comm.solo import SoloCommunicator
 from heddle.errors import ModelFileError
+from heddle.models.base import RowInputs
 from heddle.models.config_json import load_model_config
 from heddle.models.registry import create_model
 from heddle.models.weights.open import open_weights
@@ -33,9 +34,17 @@ TP_MODELS = (
     "deepseek-v2-lora",
     "deepseek-v3",
     "deepseek-v3-direct",
+    "granite",
+    "phi3",
+    "olmo2",
+    "glm4",
     "gemma2",
     "gemma3",
     "gpt-oss",
+    "glm4-moe",
+    "olmoe",
+    "minimax-m2",
+    "glm4-moe-lite",
     "llama4",
     "mixtral",
     "qwen2-moe",
@@ -50,13 +59,13 @@ def test_tensor_parallel_equals_one_rank(checkpoint: Checkpoint, name: str, tp_s
     model, config = solo_model(path, torch.float64)
     heads = head_layout(config, tp_size)
     with torch.inference_mode():
-        hidden = model.forward(TOKEN_IDS, POSITIONS, DenseAttention(config))
+        hidden = model.forward(RowInputs(TOKEN_IDS, POSITIONS), DenseAttention(config))
         expected = model.logits(hidden)
 
     def body(rank: int, tp: Communicator) -> tuple[torch.Tensor, torch.Tensor]:
         part = create_model(config, heads, rank, open_weights(path), torch.float64, CPU, tp)
         attention = HeadMapAttention(config, heads, rank)
-        rows = part.forward(TOKEN_IDS, POSITIONS, attention)
+        rows = part.forward(RowInputs(TOKEN_IDS, POSITIONS), attention)
         return rows, part.logits(rows)
 
     results = run_tp(tp_size, body)
@@ -69,15 +78,17 @@ def test_tensor_parallel_equals_one_rank(checkpoint: Checkpoint, name: str, tp_s
 
 
 @pytest.mark.parametrize(
-    "name", ["llama-9-3", "qwen3", "deepseek-v3", "gemma2", "gpt-oss", "llama4"]
+    "name", ["llama-9-3", "qwen3", "deepseek-v3", "gemma2", "gpt-oss", "llama4", "olmo2"]
 )
 def test_float64_stays_float64_and_is_close_to_float32(checkpoint: Checkpoint, name: str) -> None:
     narrow, config = solo_model(checkpoint(name))
     wide, _ = solo_model(checkpoint(name), torch.float64)
     recorded = Recorder(config)
     with torch.inference_mode():
-        expected = narrow.logits(narrow.forward(TOKEN_IDS, POSITIONS, DenseAttention(config)))
-        found = wide.logits(wide.forward(TOKEN_IDS, POSITIONS, recorded))
+        expected = narrow.logits(
+            narrow.forward(RowInputs(TOKEN_IDS, POSITIONS), DenseAttention(config))
+        )
+        found = wide.logits(wide.forward(RowInputs(TOKEN_IDS, POSITIONS), recorded))
     assert found.dtype == torch.float64
     assert recorded.dtypes == {torch.float64}
     assert (found - expected).abs().max() <= tolerance(expected)
@@ -111,7 +122,7 @@ def test_collectives_are_one_lookup_two_per_layer_one_gather(
     log = CallLog(2)
     model = create_model(config, heads, 0, open_weights(path), torch.float32, CPU, log)  # type: ignore[arg-type]
     with torch.inference_mode():
-        hidden = model.forward(TOKEN_IDS, POSITIONS, HeadMapAttention(config, heads, 0))
+        hidden = model.forward(RowInputs(TOKEN_IDS, POSITIONS), HeadMapAttention(config, heads, 0))
         model.logits(hidden[-3:])
     width = config.hidden_size
     expected = [("all_reduce", (NUM_ROWS, width))] * (1 + 2 * num_layers)
@@ -132,7 +143,7 @@ def test_a_group_of_one_says_nothing(checkpoint: Checkpoint) -> None:
         log,  # type: ignore[arg-type]
     )
     with torch.inference_mode():
-        model.logits(model.forward(TOKEN_IDS, POSITIONS, DenseAttention()))
+        model.logits(model.forward(RowInputs(TOKEN_IDS, POSITIONS), DenseAttention()))
     assert log.calls == []
 
 
@@ -185,9 +196,9 @@ def test_positions_are_those_given(checkpoint: Checkpoint) -> None:
     model, _ = solo_model(checkpoint("llama-8-2"), torch.float64)
     spy = Recorder()
     with torch.inference_mode():
-        model.forward(TOKEN_IDS, POSITIONS, spy)
-        model.forward(TOKEN_IDS, POSITIONS + 5, spy)
-        model.forward(TOKEN_IDS.flip(0), POSITIONS.flip(0), spy)
+        model.forward(RowInputs(TOKEN_IDS, POSITIONS), spy)
+        model.forward(RowInputs(TOKEN_IDS, POSITIONS + 5), spy)
+        model.forward(RowInputs(TOKEN_IDS.flip(0), POSITIONS.flip(0)), spy)
     first, moved, flipped = spy.keys[0::2]
     assert (first - moved).abs().max() > 0.1
     assert (flipped.flip(0) - first).abs().max() <= 1e-12 * first.abs().max()
@@ -214,7 +225,7 @@ def test_stages_one_after_another_equal_the_whole(
     hidden: torch.Tensor | None = None
     counts: list[dict[str, int]] = []
     with torch.inference_mode():
-        expected = whole.forward(TOKEN_IDS, POSITIONS, DenseAttention(config))
+        expected = whole.forward(RowInputs(TOKEN_IDS, POSITIONS), DenseAttention(config))
         for rank in range(num_stages):
             source = CountingSource(open_weights(path))
             stage = create_model(
@@ -228,7 +239,7 @@ def test_stages_one_after_another_equal_the_whole(
                 stage=(rank, num_stages),
             )
             tokens = TOKEN_IDS if rank == 0 else torch.zeros_like(TOKEN_IDS)
-            hidden = stage.forward(tokens, POSITIONS, DenseAttention(config), hidden)
+            hidden = stage.forward(RowInputs(tokens, POSITIONS), DenseAttention(config), hidden)
             counts.append(source.elements_read)
         assert hidden is not None
         assert torch.equal(hidden, expected)

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from heddle.layout.mesh import legal_dcp_sizes
+from heddle.models.base import RowInputs
 from tests.support.checkpoints import solo_model
 from tests.support.comparison import tolerance
 from tests.support.model_steps import model_topology, run_steps, step_batches
@@ -28,7 +29,7 @@ def test_a_prompt_longer_than_the_choice_equals_transformers(checkpoint: Checkpo
     assert config.sparse.top_k * 4 < NUM_ROWS
     with torch.inference_mode():
         expected = tiny_model(NAME)(TOKEN_IDS[None]).logits[0]
-        rows = model.forward(TOKEN_IDS, torch.arange(NUM_ROWS), DenseAttention(config))
+        rows = model.forward(RowInputs(TOKEN_IDS, torch.arange(NUM_ROWS)), DenseAttention(config))
         found = model.logits(rows)
     assert (found - expected).abs().max() <= tolerance(expected)
 
@@ -40,8 +41,8 @@ def test_the_choice_matters(checkpoint: Checkpoint) -> None:
     other = dataclasses.replace(config, sparse=dataclasses.replace(config.sparse, top_k=9))
     positions = torch.arange(NUM_ROWS)
     with torch.inference_mode():
-        right = model.logits(model.forward(TOKEN_IDS, positions, DenseAttention(config)))
-        wrong = model.logits(model.forward(TOKEN_IDS, positions, DenseAttention(other)))
+        right = model.logits(model.forward(RowInputs(TOKEN_IDS, positions), DenseAttention(config)))
+        wrong = model.logits(model.forward(RowInputs(TOKEN_IDS, positions), DenseAttention(other)))
     torch.testing.assert_close(right[:8], wrong[:8])
     assert (right[20:] - wrong[20:]).abs().amax(dim=1).min() > 100 * tolerance(right)
 
@@ -84,7 +85,7 @@ def test_every_layout_equals_dense_attention_with_a_mask(
         with torch.inference_mode():
             positions = torch.arange(len(prompt))
             dense = DenseAttention(config)
-            expected = model.forward(torch.tensor(prompt), positions, dense)
+            expected = model.forward(RowInputs(torch.tensor(prompt), positions), dense)
         for found in results:
             for position in range(len(prompt)):
                 if (request, position) in found:
@@ -105,7 +106,7 @@ def test_models_of_16_bits_choose_by_float32_scores(
     prompt, positions = torch.tensor(PROMPTS[0]), torch.arange(NUM_ROWS)
     attention = IndexRecorder(config)
     with torch.inference_mode():
-        expected = model.forward(prompt, positions, attention)
+        expected = model.forward(RowInputs(prompt, positions), attention)
     assert {index.weights.dtype for index in attention.index} == {torch.float32}
     assert {index.index_key.dtype for index in attention.index} == {torch.bfloat16}
     for found in results:

@@ -12,6 +12,7 @@ import torch
 
 from heddle.errors import ModelFileError
 from heddle.models import demo
+from heddle.models.base import RowInputs
 from heddle.models.demo import DEMO_FILE, fetch_demo
 from heddle.models.sources import resolve_model_path
 from tests.support.checkpoints import solo_model
@@ -108,7 +109,7 @@ def test_the_demo_model_equals_transformers() -> None:
     model, config = solo_model(path)
     positions = torch.arange(len(TOKEN_IDS))
     with torch.inference_mode():
-        found = model.logits(model.forward(TOKEN_IDS, positions, DenseAttention()))
+        found = model.logits(model.forward(RowInputs(TOKEN_IDS, positions), DenseAttention()))
         del model
         expected = reference_model(path)(TOKEN_IDS[None]).logits[0]
     assert found.shape == (len(TOKEN_IDS), config.vocab_size)

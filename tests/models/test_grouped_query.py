@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 from heddle.comm.base import Communicator
 from heddle.config.model import TemperatureConfig
+from heddle.models.base import RowInputs
 from heddle.models.config_json import load_model_config
 from heddle.models.grouped_query import query_factors
 from heddle.models.registry import create_model
@@ -59,7 +60,7 @@ def test_each_rank_holds_the_sinks_of_its_lanes(checkpoint: Checkpoint, tp_size:
     def body(rank: int, tp: Communicator) -> torch.Tensor:
         part = create_model(config, heads, rank, open_weights(path), torch.float32, CPU, tp)
         spy = SinkSpy(config, heads, rank)
-        part.forward(TOKEN_IDS, POSITIONS, spy)
+        part.forward(RowInputs(TOKEN_IDS, POSITIONS), spy)
         assert spy.found is not None
         return spy.found
 

@@ -11,6 +11,7 @@ import torch
 from heddle.comm.base import Communicator
 from heddle.config.model import ModelConfig
 from heddle.layout.heads import HeadLayout
+from heddle.models.base import RowInputs
 from heddle.models.config_json import load_model_config
 from heddle.models.registry import create_model
 from heddle.models.weights.open import open_weights
@@ -37,6 +38,19 @@ MODELS = (
     "qwen2-moe",
     "qwen3-moe",
     "gpt-oss",
+    "glm4-moe",
+    "olmoe",
+    "minimax-m2",
+    "granite",
+    "smollm3",
+    "phi3",
+    "phi3-window",
+    "llama-dynamic",
+    "olmo2",
+    "olmo3",
+    "exaone4",
+    "glm",
+    "glm4",
     "gemma2",
     "gemma3",
     "llama4",
@@ -63,7 +77,7 @@ def test_ranks_of_a_slice_project_the_same_kv_heads(
     def body(rank: int, tp: Communicator) -> torch.Tensor:
         part = create_model(config, heads, rank, open_weights(path), torch.float64, CPU, tp)
         spy = KeySpy(config, heads, rank)
-        part.forward(TOKEN_IDS, POSITIONS, spy)
+        part.forward(RowInputs(TOKEN_IDS, POSITIONS), spy)
         return spy.keys[0]
 
     keys = run_tp(tp_size, body)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from heddle.comm.base import Communicator
+from heddle.models.base import RowInputs
 from heddle.models.config_json import load_model_config
 from heddle.models.registry import create_model
 from heddle.models.weights.open import open_weights
@@ -17,7 +18,7 @@ from tests.support.comparison import POSITIONS, TOKEN_IDS
 from tests.support.rank_attention import HeadMapAttention, SliceAttention
 
 Checkpoint = Callable[[str], Path]
-MODELS = ("llama-9-3", "gpt-oss", "deepseek-v2", "deepseek-v3")
+MODELS = ("llama-9-3", "gpt-oss", "phi3", "olmo2", "deepseek-v2", "deepseek-v3")
 
 
 @pytest.mark.parametrize("sizes", [(2, 2), (4, 2)], ids=str)
@@ -37,10 +38,10 @@ def test_the_model_is_the_same_and_slices_agree(
             )
 
         plain = build(replicates=False).forward(
-            TOKEN_IDS, POSITIONS, HeadMapAttention(config, heads, rank)
+            RowInputs(TOKEN_IDS, POSITIONS), HeadMapAttention(config, heads, rank)
         )
         ops = SliceAttention(config, heads, rank)
-        found = build(replicates=True).forward(TOKEN_IDS, POSITIONS, ops)
+        found = build(replicates=True).forward(RowInputs(TOKEN_IDS, POSITIONS), ops)
         assert ops.projected is not None
         return plain, found, ops.projected
 

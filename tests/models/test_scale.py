@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,8 @@ Checkpoint = Callable[[str], Path]
 
 
 @pytest.mark.parametrize(
-    "name", ["llama-9-3", "qwen3", "deepseek-v2", "deepseek-v3", "gemma2", "gemma3"]
+    "name",
+    ["llama-9-3", "qwen3", "deepseek-v2", "deepseek-v3", "gemma2", "gemma3", "granite", "phi3"],
 )
 def test_the_softmax_scale_is_that_of_transformers(checkpoint: Checkpoint, name: str) -> None:
     expected = tiny_model(name).model.layers[0].self_attn.scaling
@@ -34,6 +36,10 @@ def test_only_a_scaled_rotary_changes_the_scale(checkpoint: Checkpoint) -> None:
     )
 
 
+def longrope(**changes: Any) -> RopeConfig:
+    return RopeConfig(rope_type="longrope", original_max_position_embeddings=4096, **changes)
+
+
 @pytest.mark.parametrize(
     ("rope", "expected"),
     [
@@ -43,6 +49,10 @@ def test_only_a_scaled_rotary_changes_the_scale(checkpoint: Checkpoint) -> None:
         (RopeConfig(rope_type="yarn", factor=8.0, attention_factor=0.5), 0.5),
         (RopeConfig(rope_type="yarn", factor=8.0, mscale=1.0, mscale_all_dim=1.0), 1.0),
         (RopeConfig(rope_type="yarn", factor=0.5), 1.0),
+        (RopeConfig(rope_type="dynamic", factor=8.0), 1.0),
+        (longrope(factor=32.0), math.sqrt(1 + 5 / 12)),
+        (longrope(factor=1.0), 1.0),
+        (longrope(factor=32.0, attention_factor=1.19), 1.19),
     ],
 )
 def test_attention_factor(rope: RopeConfig, expected: float) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from heddle.models.base import RowInputs
 from tests.support.checkpoints import solo_model
 from tests.support.tiny import VOCAB_SIZE, DenseAttention, tiny_model
 
@@ -22,8 +23,9 @@ def tolerance(reference: torch.Tensor) -> float:
 def check_against_transformers(path: Path, name: str, positions: torch.Tensor = POSITIONS) -> None:
     """Logits of a checkpoint equal those of transformers on the same weights."""
     model, config = solo_model(path)
+    rows = RowInputs(TOKEN_IDS, positions, torch.full_like(positions, int(positions.max()) + 1))
     with torch.inference_mode():
         expected = tiny_model(name)(TOKEN_IDS[None], position_ids=positions[None]).logits[0]
-        found = model.logits(model.forward(TOKEN_IDS, positions, DenseAttention(config)))
+        found = model.logits(model.forward(rows, DenseAttention(config)))
     assert found.dtype == torch.float32
     assert (found - expected).abs().max() <= tolerance(expected)

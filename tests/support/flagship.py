@@ -25,6 +25,7 @@ from heddle.config import (
     SamplingParams,
     SchedulerConfig,
 )
+from heddle.config.engine import ModelImpl
 from heddle.config.link_costs import LinkCosts
 from heddle.config.model import LayerKind
 from heddle.config.speculative import SpeculativeConfig
@@ -71,6 +72,7 @@ class Case:
     """The pool is smaller than what runs at once needs."""
     executor: str = "threads"
     dtype: str = "float32"
+    kv_dtype: str = "auto"
     backend: str = "auto"
     stages: int = 1
     """Pipeline stages."""
@@ -92,6 +94,8 @@ class Case:
     """Above 0: every layer sees a short window and so many first tokens, whatever the model."""
     lanes: int | None = None
     replicates_queries: bool = False
+    model_impl: ModelImpl = "auto"
+    """Whose layers run."""
 
     @property
     def name(self) -> str:
@@ -108,6 +112,7 @@ class Case:
                 (" wq", self.replicates_queries),
                 (f" first{self.num_first}", self.num_first),
                 (f" lanes{self.lanes}", self.lanes),
+                (f" {self.kv_dtype}", self.kv_dtype != "auto"),
                 (f" pp{self.stages}", self.stages > 1),
                 (f" dp{self.replicas}", self.replicas > 1),
             )
@@ -175,7 +180,7 @@ def parallel_of(case: Case) -> ParallelConfig:
 
 def resolve_case(path: Path, case: Case) -> ResolvedConfig:
     """The engine configuration of a case."""
-    model = load_model_config(path)
+    model = load_model_config(path, model_impl=case.model_impl)
     if case.num_first:
         rule = LayerKind(visibility=Visibility("window", 9, case.num_first))
         model = dataclasses.replace(model, layer_kinds=(rule,) * model.num_layers)
@@ -187,6 +192,7 @@ def resolve_case(path: Path, case: Case) -> ResolvedConfig:
         cache=CacheConfig(
             block_size=case.block_size,
             num_blocks_override=num_blocks,
+            kv_cache_dtype=case.kv_dtype,
             enable_prefix_caching=case.has_prefix,
         ),
         scheduler=SchedulerConfig(max_num_batched_tokens=case.chunk),
@@ -231,7 +237,7 @@ def open_driver(resolved: ResolvedConfig) -> Iterator[Driver]:
         executor.start()
         for worker in getattr(executor, "workers", ()):
             for tensor in worker.store.tensors:
-                tensor.fill_(torch.nan)
+                tensor.view(torch.uint8).fill_(255)  # NaN in every type
         yield Driver(resolved, executor, None)
     finally:
         executor.close()
@@ -274,23 +280,31 @@ def logits_of(output: RequestOutput, dtype: str) -> torch.Tensor:
 
 
 def golden_run(
-    path: Path, dtype: str = "float32", num_first: int = 0
+    path: Path, dtype: str = "float32", num_first: int = 0, kv_dtype: str = "auto"
 ) -> dict[Prompt, GoldenAnswer]:
     """Every prompt of the workload on one rank, alone in the batch."""
-    case = Case(executor="inline", dtype=dtype, block_size=16, num_first=num_first)
+    case = Case(
+        executor="inline", dtype=dtype, kv_dtype=kv_dtype, block_size=16, num_first=num_first
+    )
     resolved = resolve_case(path, case)
     answers: dict[Prompt, GoldenAnswer] = {}
     first, second = workload(resolved.model.vocab_size)
     for prompt in dict.fromkeys(first + second):
         with open_driver(resolved) as driver:
-            kv = capture_writes(driver._executor.workers[0].store)  # type: ignore[attr-defined]
+            store = driver._executor.workers[0].store  # type: ignore[attr-defined]
+            kv = capture_writes(store)
             (output,) = drain(driver, [prompt], [()], lambda _: None, lambda: None)
             answers[prompt] = GoldenAnswer(
                 output.outputs[0].token_ids,
                 logits_of(output, dtype),
-                {layer: torch.cat(rows) for layer, rows in kv.items()},
+                {layer: decoded(store, torch.cat(rows)) for layer, rows in kv.items()},
             )
     return answers
+
+
+def decoded(store: KVStore, rows: torch.Tensor) -> torch.Tensor:
+    """Stored rows as numbers; plain ones as they are."""
+    return rows if rows.is_floating_point() else store.codec.decode(rows, torch.float64)
 
 
 def capture_writes(store: KVStore) -> dict[int, list[torch.Tensor]]:
@@ -525,7 +539,7 @@ class Auditor:
             expected = answer.kv[layer][positions][:, kv]
             scale = max(1.0, float(answer.kv[layer].abs().max()))
             torch.testing.assert_close(
-                worker.store.layer(layer)[slots],
+                decoded(worker.store, worker.store.layer(layer)[slots]),
                 expected,
                 rtol=0,
                 atol=self.report.row_tolerance * scale,

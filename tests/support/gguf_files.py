@@ -16,7 +16,10 @@ ARCHITECTURES = {
     "LlamaForCausalLM": ("llama", gguf.MODEL_ARCH.LLAMA),
     "Qwen2ForCausalLM": ("qwen2", gguf.MODEL_ARCH.QWEN2),
     "Qwen3ForCausalLM": ("qwen3", gguf.MODEL_ARCH.QWEN3),
+    "GraniteForCausalLM": ("granite", gguf.MODEL_ARCH.GRANITE),
+    "Olmo2ForCausalLM": ("olmo2", gguf.MODEL_ARCH.OLMO2),
 }
+PAIRED = ("llama", "granite")
 
 
 def pair_rows(rows: np.ndarray, num_heads: int) -> np.ndarray:
@@ -48,34 +51,43 @@ def write_gguf(
     architecture: str | None = None,
     value_length: int | None = None,
     rope_theta: float | None = None,
+    num_parts: int = 1,
 ) -> Path:
     """Convert a tiny checkpoint; matrices whose rows are whole blocks are stored as `kind`."""
     config = json.loads((checkpoint / "config.json").read_text())
     name, arch = ARCHITECTURES[config["architectures"][0]]
     writer = gguf.GGUFWriter(path, architecture or name)
     prefix = architecture or name
+    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(config["num_attention_heads"])
     writer.add_head_count_kv(config["num_key_value_heads"])
-    writer.add_key_length(config["head_dim"])
-    writer.add_value_length(value_length or config["head_dim"])
+    writer.add_key_length(head_dim)
+    writer.add_value_length(value_length or head_dim)
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_rope_freq_base(rope_theta or config["rope_parameters"]["rope_theta"])
     writer.add_token_list([f"t{i}" for i in range(config["vocab_size"])])
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     writer.add_eot_token_id(5)
+    if num_parts > 1:
+        writer.add_uint16("split.count", num_parts)
+    if name == "granite":
+        writer.add_attention_scale(config["attention_multiplier"])
+        writer.add_embedding_scale(config["embedding_multiplier"])
+        writer.add_residual_scale(config["residual_multiplier"])
+        writer.add_logit_scale(config["logits_scaling"])
     for key, value in (extra_fields or {}).items():
         _add(writer, f"{prefix}.{key}", value)
     names = gguf.get_tensor_name_map(arch, config["num_hidden_layers"])
     for key, tensor in load_file(checkpoint / "model.safetensors").items():
         stored = names.get_name(key, try_suffixes=(".weight", ".bias"))
-        if prefix == "llama" and ".q_proj." in key:
+        if prefix in PAIRED and ".q_proj." in key:
             tensor = pair_rows(tensor, config["num_attention_heads"])
-        if prefix == "llama" and ".k_proj." in key:
+        if prefix in PAIRED and ".k_proj." in key:
             tensor = pair_rows(tensor, config["num_key_value_heads"])
         _add_tensor(writer, stored, tensor, kind)
     for stored, tensor in (extra_tensors or {}).items():

@@ -9,12 +9,14 @@ import torch
 
 from heddle.attention.backends import create_backend
 from heddle.attention.resources import AttentionResources
+from heddle.attention.row_codec import PlainRows
 from heddle.attention.step_attention import RankAttention
 from heddle.attention.storage import KVStore
 from heddle.comm.base import World
 from heddle.comm.threads import ThreadGroup
 from heddle.config.model import ModelConfig
 from heddle.layout.mesh import Mesh
+from heddle.models.base import RowInputs
 from heddle.models.registry import create_model
 from heddle.models.weights.open import open_weights
 from heddle.runner.guard import ScheduleGuard
@@ -99,8 +101,7 @@ def run_steps(
             num_blocks=blocks,
             block_size=BLOCK_SIZE,
             num_heads=1,
-            row_width=topology.model.stored_row_width,
-            dtype=dtype,
+            codec=PlainRows(topology.model.stored_row_width, dtype),
             device=CPU,
         )
         for rows in store.tensors:
@@ -114,7 +115,7 @@ def run_steps(
             guard.begin([*schedule.prologue, *(c for layer in schedule.layers for c in layer)])
             with torch.inference_mode():
                 tokens, positions = torch.tensor(step.token_ids), torch.tensor(step.positions)
-                hidden = model.forward(tokens, positions, RankAttention(step, resources))
+                hidden = model.forward(RowInputs(tokens, positions), RankAttention(step, resources))
             guard.finish()
             count = step.num_local_rows
             valid = step_plan.rows.valid[step.pcp_rank * count : (step.pcp_rank + 1) * count]

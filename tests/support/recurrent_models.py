@@ -15,7 +15,7 @@ from heddle.comm.solo import SoloCommunicator
 from heddle.config.model import ModelConfig
 from heddle.layout.recurrent_heads import RecurrentLayout
 from heddle.layout.rows import RowClass, RowRequest, create_row_layout
-from heddle.models.base import BuildContext
+from heddle.models.base import BuildContext, RowInputs
 from heddle.models.config_json import load_model_config
 from heddle.models.decoder import AttentionBlock
 from heddle.models.layers.rotary import NoRotation
@@ -79,13 +79,13 @@ def check_model_over_ranks(path: Path, tp_size: int) -> None:
     model, config = solo_model(path, torch.float64)
     heads = head_layout(config, tp_size)
     with torch.inference_mode():
-        hidden = model.forward(TOKEN_IDS, POSITIONS, DenseAttention(config))
+        hidden = model.forward(RowInputs(TOKEN_IDS, POSITIONS), DenseAttention(config))
         expected = model.logits(hidden)
 
     def body(rank: int, tp: Communicator) -> torch.Tensor:
         part = create_model(config, heads, rank, open_weights(path), torch.float64, CPU, tp)
         attention = HeadMapAttention(config, heads, rank)
-        return part.logits(part.forward(TOKEN_IDS, POSITIONS, attention))
+        return part.logits(part.forward(RowInputs(TOKEN_IDS, POSITIONS), attention))
 
     for logits in run_tp(tp_size, body):
         assert (logits - expected).abs().max() <= 1e-10 * expected.abs().max()
@@ -132,9 +132,9 @@ def check_model_in_pieces(path: Path, cuts: tuple[int, ...]) -> None:
     model, config = solo_model(path, torch.float64)
     ops = PieceOps(load_model_config(path))
     with torch.inference_mode():
-        expected = model.forward(TOKEN_IDS, POSITIONS, DenseAttention(config))
+        expected = model.forward(RowInputs(TOKEN_IDS, POSITIONS), DenseAttention(config))
         found = []
         for start, end in zip((0, *cuts), (*cuts, NUM_ROWS), strict=True):
             ops.begin(end - start)
-            found.append(model.forward(TOKEN_IDS[start:end], POSITIONS[start:end], ops))
+            found.append(model.forward(RowInputs(TOKEN_IDS[start:end], POSITIONS[start:end]), ops))
     assert (torch.cat(found) - expected).abs().max() <= 1e-10 * expected.abs().max()

@@ -19,20 +19,34 @@ from transformers.models.bamba import BambaConfig
 from transformers.models.deepseek_v2 import DeepseekV2Config
 from transformers.models.deepseek_v3 import DeepseekV3Config
 from transformers.models.deepseek_v32 import DeepseekV32Config
+from transformers.models.exaone4 import Exaone4Config
 from transformers.models.gemma2 import Gemma2Config
 from transformers.models.gemma3 import Gemma3TextConfig
+from transformers.models.glm import GlmConfig
+from transformers.models.glm4 import Glm4Config
+from transformers.models.glm4_moe import Glm4MoeConfig
+from transformers.models.glm4_moe_lite import Glm4MoeLiteConfig
+from transformers.models.glm_moe_dsa import GlmMoeDsaConfig
 from transformers.models.gpt_oss import GptOssConfig
+from transformers.models.granite import GraniteConfig
 from transformers.models.llama import LlamaConfig
 from transformers.models.llama4 import Llama4TextConfig
 from transformers.models.minimax import MiniMaxConfig
+from transformers.models.minimax_m2 import MiniMaxM2Config
 from transformers.models.mistral import MistralConfig
 from transformers.models.mixtral import MixtralConfig
+from transformers.models.olmo2 import Olmo2Config
+from transformers.models.olmo3 import Olmo3Config
+from transformers.models.olmoe import OlmoeConfig
+from transformers.models.phi3 import Phi3Config
 from transformers.models.qwen2 import Qwen2Config
 from transformers.models.qwen2_moe import Qwen2MoeConfig
 from transformers.models.qwen3 import Qwen3Config
 from transformers.models.qwen3_moe import Qwen3MoeConfig
 from transformers.models.qwen3_next import Qwen3NextConfig
+from transformers.models.smollm3 import SmolLM3Config
 
+from heddle.attention.adapter_rows import AdapterRows
 from heddle.attention.base import IndexRows
 from heddle.attention.recurrent.terms import RecurrentInputs
 from heddle.config.model import ModelConfig
@@ -117,6 +131,53 @@ _CONFIGS: dict[str, Callable[[], Any]] = {
     "mistral": lambda: MistralConfig(**_dense_sizes(8, 2), sliding_window=None),
     "qwen2": lambda: Qwen2Config(**_dense_sizes(8, 2)),
     "qwen3": lambda: Qwen3Config(**_dense_sizes(8, 2, head_dim=16)),
+    "granite": lambda: GraniteConfig(
+        **_dense_sizes(6, 2),
+        embedding_multiplier=1.7,
+        attention_multiplier=0.21,
+        residual_multiplier=0.6,
+        logits_scaling=0.4,
+    ),
+    "smollm3": lambda: SmolLM3Config(
+        **_dense_sizes(6, 2) | {"num_hidden_layers": 4},
+        no_rope_layer_interval=3,
+        pad_token_id=0,
+        use_sliding_window=True,
+        sliding_window=9,
+    ),
+    # Rotations that depend on a length: prompts here are longer than the original window.
+    "phi3": lambda: Phi3Config(
+        **_dense_sizes(6, 2, head_dim=12),
+        pad_token_id=0,
+        original_max_position_embeddings=24,
+        rope_parameters={
+            "rope_type": "longrope",
+            "rope_theta": 10000.0,
+            "partial_rotary_factor": 0.5,
+            "short_factor": [1.0, 1.1, 1.3],
+            "long_factor": [1.2, 2.5, 7.0],
+        },
+    ),
+    "phi3-window": lambda: Phi3Config(**_dense_sizes(8, 2), pad_token_id=0, sliding_window=9),
+    "llama-dynamic": lambda: LlamaConfig(
+        **_dense_sizes(6, 2) | {"max_position_embeddings": 24},
+        rope_parameters={"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0},
+    ),
+    "olmo2": lambda: Olmo2Config(**_dense_sizes(6, 2)),
+    "olmo3": lambda: Olmo3Config(
+        **_dense_sizes(6, 2),
+        sliding_window=9,
+        layer_types=["sliding_attention", "full_attention"],
+        rope_parameters={
+            "full_attention": dict(_YARN),
+            "sliding_attention": {"rope_type": "default", "rope_theta": 20000.0},
+        },
+    ),
+    "exaone4": lambda: Exaone4Config(
+        **_dense_sizes(6, 2), sliding_window=9, sliding_window_pattern=2
+    ),
+    "glm": lambda: GlmConfig(**_dense_sizes(6, 2), pad_token_id=0),
+    "glm4": lambda: Glm4Config(**_dense_sizes(6, 2), pad_token_id=0),
     "deepseek-v2": lambda: DeepseekV2Config(
         **_latent_sizes(q_lora_rank=None), topk_method="group_limited_greedy"
     ),
@@ -230,6 +291,35 @@ _CONFIGS: dict[str, Callable[[], Any]] = {
         mlp_alpha_factor=1.1,
         mlp_beta_factor=0.8,
     ),
+    "glm4-moe": lambda: Glm4MoeConfig(
+        **_mixture_sizes(num_hidden_layers=3, head_dim=12),
+        n_routed_experts=6,
+        n_shared_experts=2,
+        n_group=3,
+        topk_group=2,
+        routed_scaling_factor=1.7,
+        attention_bias=True,
+        use_qk_norm=True,
+        rope_parameters={
+            "rope_type": "default",
+            "rope_theta": 10000.0,
+            "partial_rotary_factor": 0.5,
+        },
+    ),
+    "olmoe": lambda: OlmoeConfig(
+        **_mixture_sizes(intermediate_size=22, head_dim=12), num_experts=5
+    ),
+    "minimax-m2": lambda: MiniMaxM2Config(
+        **_mixture_sizes(intermediate_size=22, head_dim=12), num_local_experts=5, rotary_dim=8
+    ),
+    "glm4-moe-lite": lambda: Glm4MoeLiteConfig(
+        **_latent_sizes(q_lora_rank=20) | {"rope_parameters": None, "n_group": 1, "topk_group": 1},
+        mlp_layer_types=["sparse", "dense", "sparse"],
+        attention_bias=True,
+    ),
+    "glm5": lambda: GlmMoeDsaConfig(
+        **_latent_sizes(q_lora_rank=20), index_topk=8, index_head_dim=12, index_n_heads=16
+    ),
 }
 TINY_NAMES = tuple(_CONFIGS)
 
@@ -311,6 +401,8 @@ class DenseAttention:
     Args:
         config: whose scale, caps, windows, chunks are applied; None: plain causal attention.
     """
+
+    adapters: AdapterRows | None = None
 
     def __init__(self, config: ModelConfig | None = None) -> None:
         self._config = config

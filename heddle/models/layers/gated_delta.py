@@ -65,7 +65,7 @@ class GatedDelta:
 
         mixed = ops.recurrent(self.layer, RecurrentInputs(channels, self.convolution, terms))
         gate = functional.silu(z.to(mixed.dtype)).view(mixed.shape)
-        return self.output(self.norm(mixed).mul_(gate).flatten(1).to(x.dtype))
+        return self.output(self.norm(mixed).mul_(gate).flatten(1).to(x.dtype), ops)
 
     def _terms(self, convolved: torch.Tensor, b: torch.Tensor, a: torch.Tensor) -> Terms:
         dtype, key_dim = self.decay_rate.dtype, self.config.key_dim

@@ -3,14 +3,15 @@
     query_j = rotate(up_j(query latent))        key = rotate(norm(down(x)))        `Hi` heads, 1 key
     weight_j = (x . w_j) / sqrt(Hi * Di)
 
-The rotated part comes first in a head, its pairs are halves whatever the main attention uses, and
-angles are those of the main attention. Each TP rank computes all of it: it is small, and the choice
-of keys must be the same for all heads. The reference multiplies queries and keys by one orthogonal
-matrix before it rounds them to 8 bits; without that rounding the matrix cancels out.
+The rotated part comes first in a head, its pairs are halves or neighbours whatever the main
+attention uses, and angles are those of the main attention. Each TP rank computes all of it: it is
+small, and the choice of keys must be the same for all heads. The reference multiplies queries and
+keys by one orthogonal matrix before it rounds them to 8 bits; without that rounding the matrix
+cancels out.
 
 Legend: `M` rows, `E` hidden size, `Hi`, `Di` heads and width of the indexer, `rank` width of the
 query latent.
-Source: the DeepSeek-V3.2 report, "Lightning Indexer", and the model code.
+Source: the DeepSeek-V3.2 report, "Lightning Indexer", and the model code of V3.2 and GLM-5.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Indexer:
     def __call__(self, x: torch.Tensor, query_latent: torch.Tensor, rotation: Turn) -> IndexRows:
         """`[M, E]` and `[M, rank]`, both normalised -> what attention needs of these rows."""
         assert isinstance(rotation, Rotation), "sparse layers have a rotary embedding"
-        halves = replace(rotation, interleaved=False)
+        turn = replace(rotation, interleaved=self.sparse.interleaved)
         heads, width = self.sparse.num_heads, self.sparse.head_dim
         query = self.query_up(query_latent).view(len(x), heads, width)
         key = functional.layer_norm(
@@ -53,7 +54,7 @@ class Indexer:
         )
         weights = self.weights(x.to(self.weights.weight.dtype)) * (heads * width) ** -0.5
         return IndexRows(
-            self._rotate(query, halves), self._rotate(key.unsqueeze(1), halves).squeeze(1), weights
+            self._rotate(query, turn), self._rotate(key.unsqueeze(1), turn).squeeze(1), weights
         )
 
     def _rotate(self, x: torch.Tensor, rotation: Rotation) -> torch.Tensor:

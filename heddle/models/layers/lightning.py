@@ -51,7 +51,7 @@ class Lightning:
             self.layer, RecurrentInputs(functional.silu(channels), None, self._terms)
         )
         gated = self.norm(mixed) * gate.to(mixed.dtype).sigmoid().view(mixed.shape)
-        return self.output(gated.flatten(1).to(x.dtype))
+        return self.output(gated.flatten(1).to(x.dtype), ops)
 
     def _terms(self, channels: torch.Tensor) -> Terms:
         heads = len(self.log_decay)

@@ -61,7 +61,7 @@ class Mamba2:
 
         mixed = ops.recurrent(self.layer, RecurrentInputs(channels, self.convolution, terms))
         gate = functional.silu(z.to(mixed.dtype)).view(mixed.shape)
-        return self.output(self.norm(mixed * gate).flatten(1).to(x.dtype))
+        return self.output(self.norm(mixed * gate).flatten(1).to(x.dtype), ops)
 
     def _terms(self, convolved: torch.Tensor, step: torch.Tensor) -> Terms:
         dtype, config, rows = self.decay_rate.dtype, self.config, len(convolved)

@@ -22,9 +22,9 @@ class MLP:
     down: Linear
     activation: Activation = gated_silu
 
-    def __call__(self, x: torch.Tensor, _ops: StepOps | None = None) -> torch.Tensor:
-        """`[M, E]` -> this rank's part of the sum, `[M, E]`; nothing is asked of the step."""
-        return self.down(self.activation(self.gate_up(x)))
+    def __call__(self, x: torch.Tensor, ops: StepOps | None = None) -> torch.Tensor:
+        """`[M, E]` -> this rank's part of the sum, `[M, E]`; adapters need the step."""
+        return self.down(self.activation(self.gate_up(x, ops)), ops)
 
 
 def load_mlp(
@@ -36,14 +36,31 @@ def load_mlp(
     *,
     has_bias: bool = False,
     activation: Activation = gated_silu,
+    fused: str | None = None,
 ) -> MLP:
-    """Load a rank's share of the block called `name`."""
-    span = shard.cut(inner_size)
-    width = span[1] - span[0]
-    parts = [
-        ColumnPart(f"{name}.{side}_proj", inner_size, span, width, has_bias)
-        for side in ("gate", "up")
-    ]
+    """Load a rank's share of a block.
+
+    Args:
+        loader: of the checkpoint.
+        shard: place among the tensor-parallel ranks.
+        name: of the block's tensors.
+        hidden_size: `E`.
+        inner_size: of the whole block.
+        has_bias: all of its matrices have one.
+        activation: of the gate.
+        fused: what the checkpoint calls one matrix of gate, then up; None: it has two.
+    """
+    first, last = span = shard.cut(inner_size)
+    room = last - first
+    if fused is None:
+        parts = [
+            ColumnPart(f"{name}.{side}_proj", inner_size, span, room, has_bias)
+            for side in ("gate", "up")
+        ]
+    else:
+        up = (inner_size + first, inner_size + last)
+        whole = (f"{name}.{fused}", 2 * inner_size)
+        parts = [ColumnPart(*whole, side, room, has_bias) for side in (span, up)]
     return MLP(
         gate_up=load_columns(loader, parts, hidden_size),
         down=load_rows(

@@ -43,9 +43,9 @@ class SharedExpert:
     block: MLP
     gate: torch.Tensor | None = None  # [1, E]
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, ops: StepOps | None) -> torch.Tensor:
         """`[M, E]` -> this rank's part of the sum, `[M, E]`, a fresh tensor."""
-        out = self.block(x)
+        out = self.block(x, ops)
         return out if self.gate is None else out.mul_(functional.linear(x, self.gate).sigmoid_())
 
 
@@ -57,9 +57,9 @@ class MoE:
     experts: ExpertWeights
     shared: SharedExpert | None
 
-    def __call__(self, x: torch.Tensor, _ops: StepOps | None = None) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, ops: StepOps | None = None) -> torch.Tensor:
         """`[M, E]` -> this rank's part of the sum, `[M, E]`."""
-        out = torch.zeros_like(x) if self.shared is None else self.shared(x)
+        out = torch.zeros_like(x) if self.shared is None else self.shared(x, ops)
         experts, weights = self.router(x)
         self.add_visits(out, x, experts, weights)
         return out
@@ -110,7 +110,7 @@ class DealtMoE:
             # One PCP rank has the sum of a row, the others zeros: nothing is rounded here.
             routed[: dealt.num_copy] = pcp.all_reduce(routed[: dealt.num_copy])
         shared = self.local.shared
-        return routed if shared is None else shared(x).add_(routed)
+        return routed if shared is None else shared(x, ops).add_(routed)
 
     def _visit(self, x: torch.Tensor) -> torch.Tensor:
         """`[n, E]` rows, each sent by this rank alone -> what their experts add up to, `[n, E]`."""
@@ -149,6 +149,8 @@ class MoENames:
     """What a checkpoint calls the parts of a mixture, and how it stores its experts."""
 
     router: str = "gate"
+    correction: str | None = None
+    """Added to scores for the choice alone; None: the router's own tensor."""
     experts: str = "experts"
     shared: str = "shared_experts"
     shared_gate: str = "shared_expert_gate"
@@ -171,8 +173,9 @@ def load_moe(
     experts = load_experts(
         loader, shard, f"{name}.{names.experts}", hidden_size, config, names.storage
     )
+    correction = None if names.correction is None else f"{name}.{names.correction}"
     local = MoE(
-        load_router(loader, f"{name}.{names.router}", hidden_size, config),
+        load_router(loader, f"{name}.{names.router}", hidden_size, config, correction),
         experts,
         _load_shared(loader, shard, name, hidden_size, config, names),
     )

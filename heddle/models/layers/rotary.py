@@ -1,15 +1,25 @@
 """Rotary position embedding: pairs of elements turned by an angle that grows with the position.
 
 Pair j of a row at position p turns by `p * f_j`; `f_j = theta^(-2j/D)`, changed by the scaling
-kinds below. Angles depend on the step's positions alone, so a step computes them once and every
-layer uses them.
+kinds below. Angles depend on what the step says of its rows alone, so a step computes them once and
+every layer uses them.
+
+    linear      f_j / factor
+    yarn        short waves stay, long ones are divided by factor
+    llama3      the same with other bounds
+    dynamic     theta * (factor * L/W - (factor - 1))^(D/(D-2)) in place of theta, for L > W
+    longrope    f_j / long_j for L > W, f_j / short_j else
+
+Legend: `D` rotated elements of a head, `L` the longest length that the row's request may reach, `W`
+the original window, `M` rows. L belongs to the request for its whole life, so keys of one sequence
+are never turned in two ways (`docs/decisions`).
 
 Float32 angles are computed in float32 throughout, as the published checkpoints were trained and are
 commonly served: at far positions the rounding of `p * f_j` is visible, and a more exact angle would
 be a different one. Float64 is exact throughout.
 
-Source: rotary embedding, arXiv 2104.09864; yarn, arXiv 2309.00071; the `llama3` blend, the Llama
-3.1 model code.
+Source: rotary embedding, arXiv 2104.09864; yarn, arXiv 2309.00071; longrope, arXiv 2402.13753; the
+`llama3` blend, the Llama 3.1 model code; dynamic, `modeling_rope_utils` of transformers.
 """
 
 from __future__ import annotations
@@ -21,6 +31,7 @@ from typing import Protocol
 import torch
 
 from heddle.config.model import RopeConfig
+from heddle.config.rope import depends_on_length
 from heddle.models.scale import attention_factor
 
 
@@ -95,15 +106,25 @@ class Rotary:
     def __init__(
         self, config: RopeConfig, width: int, dtype: torch.dtype, device: torch.device
     ) -> None:
+        self._config = config
+        self._width = width
         self._dtype = dtype
         self._interleaved = config.interleaved
         self._angle_dtype = torch.float64 if dtype == torch.float64 else torch.float32
         self._frequencies = frequencies(config, width, self._angle_dtype).to(device)
+        beyond = frequencies(config, width, self._angle_dtype, is_long=True)
+        self._long_frequencies = beyond.to(device)
         self._factor = attention_factor(config)
 
-    def at(self, positions: torch.Tensor) -> Rotation:
-        """The rotation of rows at `positions`, `[M]` int64."""
-        angles = positions.to(self._angle_dtype)[:, None] * self._frequencies
+    def at(self, positions: torch.Tensor, lengths: torch.Tensor | None = None) -> Rotation:
+        """The rotation of rows.
+
+        Args:
+            positions: `[M]` int64.
+            lengths: `[M]` int64, the longest length that each row's request may reach; None: within
+                the original window. Read by kinds that depend on it.
+        """
+        angles = positions.to(self._angle_dtype)[:, None] * self._frequencies_for(lengths)
         cos, sin = angles.cos() * self._factor, angles.sin() * self._factor
         return Rotation(
             cos.to(self._dtype)[:, None],
@@ -112,10 +133,29 @@ class Rotary:
             positions,
         )
 
+    def _frequencies_for(self, lengths: torch.Tensor | None) -> torch.Tensor:
+        """`[D/2]`, or `[M, D/2]` where rows differ."""
+        if lengths is None or not depends_on_length(self._config):
+            return self._frequencies
+        is_long = (lengths > _original_window(self._config))[:, None]
+        if self._config.rope_type == "longrope":
+            return torch.where(is_long, self._long_frequencies, self._frequencies)
+        stretched = _dynamic(self._config, self._width, lengths.to(self._angle_dtype))
+        return torch.where(is_long, stretched, self._frequencies)
 
-def frequencies(config: RopeConfig, width: int, dtype: torch.dtype) -> torch.Tensor:
-    """Radians per position of each pair, `[width / 2]` in `dtype`."""
-    periods = config.theta ** (torch.arange(0, width, 2, dtype=dtype) / width)
+
+def frequencies(
+    config: RopeConfig, width: int, dtype: torch.dtype, *, is_long: bool = False
+) -> torch.Tensor:
+    """Radians per position of each pair, `[width / 2]` in `dtype`.
+
+    Args:
+        config: kind of scaling; `dynamic` gives its table within the window.
+        width: `D`.
+        dtype: of the angles.
+        is_long: of sequences beyond the original window; longrope has a table of its own there.
+    """
+    periods = config.theta ** _exponents(width, dtype)
     plain = 1.0 / periods
     match config.rope_type:
         case "linear":
@@ -124,8 +164,23 @@ def frequencies(config: RopeConfig, width: int, dtype: torch.dtype) -> torch.Ten
             return _yarn(config, width, periods)
         case "llama3":
             return _llama3(config, plain)
+        case "longrope":
+            divisors = config.long_factor if is_long else config.short_factor
+            return 1.0 / (torch.tensor(divisors, dtype=dtype) * periods)
         case _:
             return plain
+
+
+def _exponents(width: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.arange(0, width, 2, dtype=dtype) / width
+
+
+def _dynamic(config: RopeConfig, width: int, lengths: torch.Tensor) -> torch.Tensor:
+    """`[M]` lengths -> `[M, width / 2]`; a width of 2 has one pair, which no base changes."""
+    share = config.factor * lengths / _original_window(config) - (config.factor - 1)
+    # Lengths within the window are not stretched; the bound keeps the power defined for them.
+    bases = config.theta * share.clamp(min=1.0) ** (width / max(width - 2, 1))
+    return 1.0 / bases[:, None] ** _exponents(width, lengths.dtype).to(lengths.device)
 
 
 def _original_window(config: RopeConfig) -> int:

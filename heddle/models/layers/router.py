@@ -57,20 +57,35 @@ class Router:
         return groups.masked_fill(is_out[..., None], float("-inf")).flatten(1)
 
 
-def load_router(loader: WeightLoader, name: str, hidden_size: int, config: MoEConfig) -> Router:
-    """Load the router called `name`, the same on every rank."""
+def load_router(
+    loader: WeightLoader,
+    name: str,
+    hidden_size: int,
+    config: MoEConfig,
+    correction: str | None = None,
+) -> Router:
+    """Load a router, the same on every rank.
+
+    Args:
+        loader: of the checkpoint.
+        name: of the router's tensors.
+        hidden_size: `E`.
+        config: of the mixture.
+        correction: name of the correction, where a mixture has one; None: it is the router's.
+    """
     # A choice between experts flips on the rounding of a 16-bit score, so scores are never narrower
     # than float32.
     wide = torch.promote_types(loader.dtype, torch.float32)
 
-    def vector(part: str) -> torch.Tensor:
-        return loader.load(f"{name}.{part}", (config.num_experts,), dtype=wide)
+    def vector(tensor: str) -> torch.Tensor:
+        return loader.load(tensor, (config.num_experts,), dtype=wide)
 
     weight = loader.load(f"{name}.weight", (config.num_experts, hidden_size), dtype=wide)
     has_correction = config.top_k_method == "noaux_tc"
+    correction = correction or f"{name}.e_score_correction_bias"
     return Router(
         config,
         weight,
-        correction=vector("e_score_correction_bias") if has_correction else None,
-        bias=vector("bias") if config.has_router_bias else None,
+        correction=vector(correction) if has_correction else None,
+        bias=vector(f"{name}.bias") if config.has_router_bias else None,
     )

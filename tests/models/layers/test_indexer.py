@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from heddle.models.base import RowInputs
 from tests.support.checkpoints import solo_model
 from tests.support.rank_attention import IndexRecorder
 from tests.support.tiny import VOCAB_SIZE, tiny_model
@@ -28,7 +29,7 @@ def test_keys_rank_as_the_published_indexer_ranks_them(checkpoint: Checkpoint) -
     part.indexer.index_topk = NUM_ROWS
     later = torch.full((NUM_ROWS, NUM_ROWS), float("-inf")).triu(1)
     with torch.inference_mode():
-        model.forward(TOKEN_IDS, torch.arange(NUM_ROWS), attention)
+        model.forward(RowInputs(TOKEN_IDS, torch.arange(NUM_ROWS)), attention)
         hidden = reference.embed_tokens(TOKEN_IDS[None])
         x = layer.input_layernorm(hidden)
         latent = part.q_a_layernorm(part.q_a_proj(x))

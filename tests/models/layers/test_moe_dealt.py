@@ -46,6 +46,7 @@ class Ops:
     """What the block reads of a step."""
 
     dealt_rows: DealtRows
+    adapters: None = None
 
 
 def topology_of(mesh: tuple[int, int, int]) -> Topology:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -56,6 +57,15 @@ KINDS = {
         "original_max_position_embeddings": 512,
         "attention_factor": 0.75,
     },
+    "dynamic": {"rope_theta": 10000.0, "rope_type": "dynamic", "factor": 8.0},
+    "longrope": {
+        "rope_theta": 10000.0,
+        "rope_type": "longrope",
+        "factor": 8.0,
+        "original_max_position_embeddings": 512,
+        "short_factor": [1.0 + 0.01 * pair for pair in range(WIDTH // 2)],
+        "long_factor": [1.0 + 0.3 * pair for pair in range(WIDTH // 2)],
+    },
     "llama3": {
         "rope_theta": 500000.0,
         "rope_type": "llama3",
@@ -76,8 +86,13 @@ KINDS = {
 
 
 def own_config(kind: str, *, interleaved: bool = False) -> RopeConfig:
-    fields = dict(KINDS[kind])
-    return RopeConfig(theta=fields.pop("rope_theta"), interleaved=interleaved, **fields)  # type: ignore[arg-type]
+    fields: dict[str, Any] = dict(KINDS[kind])
+    for key in ("short_factor", "long_factor"):
+        if key in fields:
+            fields[key] = tuple(fields[key])
+    if kind == "dynamic":
+        fields["original_max_position_embeddings"] = WINDOW
+    return RopeConfig(theta=fields.pop("rope_theta"), interleaved=interleaved, **fields)
 
 
 def rows(heads: int) -> torch.Tensor:
@@ -96,7 +111,9 @@ def test_half_split_equals_transformers(kind: str) -> None:
     x = rows(3)
     cos, sin = LlamaRotaryEmbedding(config)(x, FAR[None])
     expected, _ = apply_rotary_pos_emb(x.transpose(0, 1)[None], x.transpose(0, 1)[None], cos, sin)
-    found = Rotary(own_config(kind), WIDTH, torch.float32, CPU).at(FAR)(x)
+    lengths = torch.full_like(FAR, int(FAR.max()) + 1)
+    found = Rotary(own_config(kind), WIDTH, torch.float32, CPU).at(FAR, lengths)(x)
+    assert found.isfinite().all()
     assert (found - expected[0].transpose(0, 1)).abs().max() <= 1e-6 * expected.abs().max()
 
 
@@ -172,3 +189,61 @@ def test_elements_past_the_width_stay(interleaved: bool) -> None:
     found = turn(x)
     assert torch.equal(found[..., WIDTH // 4 :], x[..., WIDTH // 4 :])
     assert torch.equal(found[..., : WIDTH // 4], turn(x[..., : WIDTH // 4]))
+
+
+def test_yarn_at_a_million_positions_is_finite_and_the_references() -> None:
+    """A window of a million made of 32k: every position there is has a usable rotation."""
+    kind = {
+        "rope_theta": 1e6,
+        "rope_type": "yarn",
+        "factor": 32.0,
+        "original_max_position_embeddings": 32768,
+    }
+    config = LlamaConfig(
+        hidden_size=256,
+        num_attention_heads=2,
+        max_position_embeddings=1 << 20,
+        rope_parameters=dict(kind),
+    )
+    positions = torch.arange(1_000_000, (1 << 20), 997)
+    cos, sin = LlamaRotaryEmbedding(config)(torch.zeros(1), positions[None])
+    own = RopeConfig(theta=kind.pop("rope_theta"), **kind)  # type: ignore[arg-type]
+    found = Rotary(own, 128, torch.float32, CPU).at(positions)
+    assert found.cos.isfinite().all()
+    assert found.sin.isfinite().all()
+    assert (found.cos[:, 0] - cos[0, :, :64]).abs().max() <= 1e-6
+    assert (found.sin[:, 0] - sin[0, :, :64]).abs().max() <= 1e-6
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_rows_of_requests_of_several_lengths_turn_each_by_its_own(kind: str) -> None:
+    """One batch equals one call per row, and what is short enough equals the plain table."""
+    rotary = Rotary(own_config(kind), WIDTH, torch.float32, CPU)
+    positions = torch.tensor([3, 500, 500, 500, 500])
+    lengths = torch.tensor([10, 512, 513, 4096, 9000])
+    x = rows(1)[:5]
+    together = rotary.at(positions, lengths)(x)
+    for row in range(5):
+        alone = rotary.at(positions[row : row + 1], lengths[row : row + 1])(x[row : row + 1])
+        assert torch.equal(together[row : row + 1], alone)
+    plain = rotary.at(positions)(x)
+    window = own_config(kind).original_max_position_embeddings
+    for row, length in enumerate(lengths.tolist()):
+        assert torch.equal(together[row], plain[row]) == (length <= window)
+
+
+@pytest.mark.parametrize("kind", ["linear", "yarn", "llama3"])
+def test_other_kinds_do_not_look_at_lengths(kind: str) -> None:
+    rotary = Rotary(own_config(kind), WIDTH, torch.float32, CPU)
+    assert torch.equal(rotary.at(FAR, 100 * FAR).cos, rotary.at(FAR).cos)
+
+
+@pytest.mark.parametrize("length", [5000, 40_000, 1_000_004])
+def test_dynamic_in_float64_is_its_definition(length: int) -> None:
+    """With Python's own power: the base grows with the length, the angle with the position."""
+    rotary = Rotary(own_config("dynamic"), WIDTH, torch.float64, CPU)
+    turned = rotary.at(torch.tensor([17]), torch.tensor([length]))
+    base = 10000.0 * (8.0 * length / WINDOW - 7.0) ** (WIDTH / (WIDTH - 2))
+    for pair in range(WIDTH // 2):
+        angle = 17 * base ** (-2 * pair / WIDTH)
+        assert turned.cos[0, 0, pair].item() == pytest.approx(math.cos(angle), abs=1e-12)
