@@ -15,7 +15,7 @@ from heddle.cli.layout_object import degrees_text, layout_object
 from heddle.cli.output import Output
 from heddle.cli.parser import CommandParser
 from heddle.cli.values import integer, number, size
-from heddle.config import ResolvedConfig, SamplingParams
+from heddle.config import EngineConfig, ResolvedConfig, SamplingParams
 from heddle.engine.args import engine_config
 from heddle.engine.executors.launch_info import LaunchInfo
 from heddle.engine.machine import serve_launched_rank
@@ -82,11 +82,23 @@ def _declare_sampling(parser: CommandParser) -> None:
     )
 
 
+def _check_adapter(name: str | None, config: EngineConfig) -> None:
+    """Refuse an adapter that no setting loads, before a model is."""
+    known = [known for known, _ in config.adapters.lora_modules]
+    if name is not None and name not in known:
+        needs = "" if config.adapters.enable_lora else "--enable-lora and "
+        raise ConfigError(
+            f"--lora {name} needs {needs}--lora-modules {name}=FOLDER; named: "
+            f"{', '.join(known) or 'none'}"
+        )
+
+
 def run(arguments: argparse.Namespace, output: Output) -> int:
     """Load, generate, print."""
     prompt = read_prompt(arguments, sys.stdin)
     params = SamplingParams(**{name: getattr(arguments, name) for name in SAMPLING_FIELDS})
     config = engine_config(arguments.model, **engine_arguments(arguments))
+    _check_adapter(arguments.lora, config)
     launch = LaunchInfo.from_environment(os.environ)
     if launch is not None and launch.rank != 0:
         serve_launched_rank(config, launch)  # global rank 0 drives and prints

@@ -11,10 +11,13 @@ from __future__ import annotations
 
 from heddle.config.model import RopeConfig
 
+LENGTH_DEPENDENT = ("dynamic", "longrope")
+"""Kinds of scaling that do."""
+
 
 def depends_on_length(config: RopeConfig) -> bool:
     """True when rows must say how long their sequence may become."""
-    return config.rope_type in ("dynamic", "longrope")
+    return config.rope_type in LENGTH_DEPENDENT
 
 
 def rope_variant(config: RopeConfig, length: int) -> int:

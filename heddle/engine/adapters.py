@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from heddle.models.adapters.slots import AdapterSite
 
 MAX_NAME = 128
+ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +65,7 @@ class AdapterTable:
         self._loaded: dict[str, LoadedAdapter] = {}
         self._num_loaded = 0
         self.first_changes = tuple(
-            self._add(name, Path(path)) for name, path in self._config.lora_modules
+            self._add(name, path) for name, path in self._config.lora_modules
         )
         """For the first step of every replica."""
 
@@ -128,15 +129,17 @@ class AdapterTable:
         """Where a path leads, which must be inside the one folder."""
         if self._config.lora_dir is None:
             raise ConfigError("adapters cannot be loaded while running; lora_dir names no folder")
-        folder = Path(self._config.lora_dir).resolve()
-        found = (folder / path).resolve()
-        if found == folder or not found.is_relative_to(folder):
-            raise ConfigError(f"{path!r} is not inside the folder of adapters, {folder}")
+        folder = _resolve(self._config.lora_dir)
+        found = _resolve(path, folder)
+        # The files of an adapter may be links, too.
+        for part in (found, *(_resolve(name, found) for name in ADAPTER_FILES)):
+            if part == folder or not part.is_relative_to(folder):
+                raise ConfigError(f"{path!r} is not inside the folder of adapters, {folder}")
         return found
 
-    def _add(self, name: str, path: Path) -> AdapterChange:
+    def _add(self, name: str, path: str | Path) -> AdapterChange:
         self._check_new(name)
-        path = path.resolve()
+        path = _resolve(path)
         if not path.is_dir():
             raise ModelFileError(f"{path}: is not a folder; an adapter is one")
         # Tensors are a library of their own, which nobody needs who has no adapters.
@@ -145,6 +148,7 @@ class AdapterTable:
 
         with AdapterFolder(path) as adapter:
             check_targets(adapter, self._sites, self._config.max_lora_rank)
+            adapter.check_numbers()
         used = {other.slot for other in self._loaded.values()}
         slot = next(slot for slot in range(self._config.max_loras) if slot not in used)
         self._loaded[name] = LoadedAdapter(
@@ -180,3 +184,17 @@ class AdapterTable:
         return find_sites(
             self._resolved.model, HeaderSource(open_weights(self._resolved.model_path))
         )
+
+
+def _resolve(path: str | Path, folder: Path | None = None) -> Path:
+    """Where a path leads, through all links.
+
+    Raises:
+        ConfigError: nowhere, or it is no path at all.
+    """
+    try:
+        found = (Path(path) if folder is None else folder / path).resolve()
+        found.exists()  # a name may be longer than any can be
+        return found
+    except (OSError, RuntimeError, TypeError, ValueError) as error:
+        raise ConfigError(f"{path!r} is not a path of an adapter ({error})") from error

@@ -48,7 +48,7 @@ class CheckedPrompt:
         return CacheScope(
             salt=self.salt,
             adapter=adapter,
-            rope_variant=_rope_variant(model, kv_tokens_needed(len(self.ids), room)),
+            rope_variant=rope_variant(model.rope, kv_tokens_needed(len(self.ids), room)),
             embeddings=b"" if self.embeddings is None else embeddings_digest(self.embeddings),
         )
 
@@ -84,10 +84,3 @@ def check_prompt(
         embeddings=embeddings,
         salt=prompt.cache_salt,
     )
-
-
-def _rope_variant(model: ModelConfig, length: int) -> int:
-    """What tells the rotary tables of a sequence of this length from those of others."""
-    ropes = (model.rope, model.local_rope)
-    variants = [0 if rope is None else rope_variant(rope, length) for rope in ropes]
-    return variants[0] + (variants[1] << 32)

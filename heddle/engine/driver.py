@@ -56,7 +56,7 @@ class Driver:
 
         Args:
             resolved: what runs.
-            executor: started; the driver never closes it.
+            executor: started before the first step; the driver never closes it.
             tokenizer: of the model; None: token ids only.
             clock: monotonic seconds, for the times in outputs.
         """

@@ -24,7 +24,7 @@ from heddle.models.sources import default_cache_dir
 FILE_NAME = "link-costs.json"
 _MAX_BYTES = 4096
 """Far above what is ever written; a larger file is not ours."""
-_DEFAULTS = "defaults; heddle doctor measures this machine"
+_DEFAULTS = "defaults; heddle doctor without a model measures this machine"
 
 
 class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -31,7 +31,7 @@ def read_embeddings(value: Any, width: int, dtype: str) -> PromptEmbeddings:
         raise RequestError(f"`prompt_embeds` is a tensor, not {type(value).__name__}")
     if (found := str(value.dtype).removeprefix("torch.")) not in _DTYPES:
         raise RequestError(f"`prompt_embeds` has dtype {found}; known: {', '.join(_DTYPES)}")
-    if value.layout != torch.strided or value.device.type != "cpu":
+    if value.layout != torch.strided or value.is_nested or value.device.type != "cpu":
         raise RequestError(
             f"`prompt_embeds` is a {value.layout} tensor on {value.device}; it must be a dense one "
             "on the CPU"
@@ -41,7 +41,7 @@ def read_embeddings(value: Any, width: int, dtype: str) -> PromptEmbeddings:
             f"`prompt_embeds` has shape {tuple(value.shape)}; it must be [n, {width}] for this "
             "model, n at least 1"
         )
-    rows = value.detach().to(getattr(torch, dtype)).contiguous()
+    rows = value.detach().resolve_neg().to(getattr(torch, dtype)).contiguous()
     finite = rows.isfinite().all(dim=1)
     if not finite.all():
         first = int(finite.int().argmin())

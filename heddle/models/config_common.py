@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from heddle.config.model import ModelConfig, RopeConfig
-from heddle.models.config_fields import Fields
+from heddle.models.config_fields import MAX_LAYERS, Fields
 
 
 def read_base(
@@ -44,7 +44,7 @@ def read_base(
         vocab_size=fields.integer("vocab_size"),
         hidden_size=hidden_size,
         intermediate_size=fields.integer("intermediate_size"),
-        num_layers=fields.integer("num_hidden_layers"),
+        num_layers=fields.integer("num_hidden_layers", maximum=MAX_LAYERS),
         num_query_heads=num_query_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from heddle.config.model import LayerKind, ModelConfig, MoEConfig
 from heddle.models.config_common import read_base, require_silu
-from heddle.models.config_fields import Fields
+from heddle.models.config_fields import MAX_EXPERTS, Fields
 from heddle.models.config_layers import FULL, SLIDING, read_window_kinds, uniform_window
 from heddle.models.config_rope import read_rope
 
@@ -137,7 +137,8 @@ def read_expert_counts(fields: Fields, key: str) -> tuple[int, int]:
     Raises:
         ModelFileError: a row would visit more experts than there are.
     """
-    num_experts, per_token = fields.integer(key), fields.integer("num_experts_per_tok")
+    num_experts = fields.integer(key, maximum=MAX_EXPERTS)
+    per_token = fields.integer("num_experts_per_tok")
     if per_token > num_experts:
         raise fields.wrong("num_experts_per_tok", f"at most {key}={num_experts}")
     return num_experts, per_token

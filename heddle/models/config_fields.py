@@ -14,6 +14,12 @@ from typing import cast
 
 from heddle.errors import ModelFileError, UnsupportedError
 
+MAX_SIZE = 2**48
+"""Largest size, position or count that a file may state: products of two still are numbers."""
+MAX_LAYERS = 10_000
+MAX_EXPERTS = 100_000
+"""What is walked through one by one is far smaller."""
+
 
 def read_json_object(path: Path) -> dict[str, object]:
     """Read a JSON file that holds one object.
@@ -21,6 +27,8 @@ def read_json_object(path: Path) -> dict[str, object]:
     Raises:
         ModelFileError: the file is missing, is not UTF-8 JSON, or holds something else.
     """
+    if path.exists() and not path.is_file():
+        raise ModelFileError(f"{path}: is not a file")  # to open a pipe would wait for a writer
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -74,11 +82,15 @@ class Fields:
             f"{self.path}: {self._prefix}{key}={self._data.get(key)!r} is not supported; {rule}"
         )
 
-    def integer(self, key: str, default: int | None = None, *, minimum: int = 1) -> int:
-        """An integer of at least `minimum`; without a default the key is required."""
+    def integer(
+        self, key: str, default: int | None = None, *, minimum: int = 1, maximum: int = MAX_SIZE
+    ) -> int:
+        """An integer from `minimum` to `maximum`; without a default the key is required."""
         value = self._get(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
             raise self.wrong(key, f"an integer of at least {minimum} was expected")
+        if value > maximum:
+            raise self.wrong(key, f"at most {maximum} was expected")
         return value
 
     def number(self, key: str, default: float | None = None, *, positive: bool = True) -> float:
@@ -155,7 +167,11 @@ class Fields:
         if value is None:
             return default
         items: list[object] = value if isinstance(value, list) else [value]
-        numbers = [float(x) for x in items if isinstance(x, int | float)]
+        numbers = [
+            _as_float(item)
+            for item in items
+            if isinstance(item, int | float) and not isinstance(item, bool)
+        ]
         if len(numbers) != len(items) or len(numbers) != 2 or not numbers[0] <= numbers[1]:
             raise self.wrong(key, "two numbers were expected, the smaller one first")
         return numbers[0], numbers[1]

@@ -110,7 +110,10 @@ def load_model_config(
     """
     path = Path(path)
     if overrides and path.suffix == ".gguf":
-        raise ConfigError(f"hf_overrides={overrides} is not legal; {path} has no config.json")
+        raise ConfigError(
+            f"hf_overrides={overrides} is not legal; overrides change a config.json, "
+            f"and {path} has none"
+        )
     if path.suffix == ".gguf":
         if model_impl == "transformers":
             raise ConfigError(

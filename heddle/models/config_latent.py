@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from heddle.config.model import MLAConfig, ModelConfig
 from heddle.models.config_common import bos_token_id, checkpoint_dtype, require_silu
-from heddle.models.config_fields import Fields
+from heddle.models.config_fields import MAX_LAYERS, Fields
 from heddle.models.config_rope import read_rope
 from heddle.models.config_routing import RoutingDefaults, read_routed_experts
 from heddle.models.config_sparse import read_sparse
@@ -104,7 +104,7 @@ def _read_base(
         vocab_size=fields.integer("vocab_size"),
         hidden_size=fields.integer("hidden_size"),
         intermediate_size=fields.integer("intermediate_size"),
-        num_layers=fields.integer("num_hidden_layers"),
+        num_layers=fields.integer("num_hidden_layers", maximum=MAX_LAYERS),
         num_query_heads=fields.integer("num_attention_heads"),
         num_kv_heads=1,
         head_dim=mla.qk_nope_head_dim + mla.qk_rope_head_dim,

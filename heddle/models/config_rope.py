@@ -10,8 +10,8 @@ from dataclasses import replace
 
 from heddle.config.model import ModelConfig, RopeConfig
 from heddle.config.rope import depends_on_length
-from heddle.errors import UnsupportedError
-from heddle.models.config_fields import Fields
+from heddle.errors import ModelFileError, UnsupportedError
+from heddle.models.config_fields import MAX_SIZE, Fields
 
 DEFAULT_THETA = 10000.0
 ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
@@ -109,13 +109,18 @@ def read_layer_ropes(
         full_theta: of the family, in full layers.
         local_theta: of the family, in layers with a window.
 
-    Raises: as `read_rope`.
+    Raises: as `read_rope`, and UnsupportedError for a table or a theta that stands outside of the
+        sections: which layers it is meant for is not told.
     """
     nothing = Fields(config.path, {})
     parameters = config.section("rope_parameters") or nothing
     full, local = (
         parameters.section(kind) or nothing for kind in ("full_attention", "sliding_attention")
     )
+    if "rope_type" in parameters or "rope_theta" in parameters:
+        raise config.unsupported("rope_parameters", "each type of layer must have a section")
+    if "rope_theta" in config and not all("rope_theta" in part for part in (full, local)):
+        raise config.unsupported("rope_theta", "each section of rope_parameters must have its own")
     return (
         read_rope_section(config, full, full, "rope_theta", default_theta=full_theta),
         read_rope_section(config, local, local, "rope_theta", default_theta=local_theta),
@@ -146,8 +151,13 @@ def settle_rope(fields: Fields, model: ModelConfig) -> ModelConfig:
         _check_factors(fields, model)
     if model.rope.rope_type != "dynamic":
         return model
-    window = int(model.rope.factor * model.max_position_embeddings)
-    return replace(model, max_position_embeddings=window)
+    window = model.rope.factor * model.max_position_embeddings
+    if window > MAX_SIZE:
+        raise ModelFileError(
+            f"{fields.path}: factor={model.rope.factor} is not legal; it stretches the window to "
+            f"{window:.3g} tokens, and at most {MAX_SIZE} were expected"
+        )
+    return replace(model, max_position_embeddings=int(window))
 
 
 def _check_factors(fields: Fields, model: ModelConfig) -> None:
@@ -200,8 +210,11 @@ def _read_llama3(scaling: Fields, theta: float, interleaved: bool) -> RopeConfig
 def _read_windows(config: Fields, scaling: Fields) -> tuple[int, int]:
     """The model's window, and the one that it was first trained for."""
     window = config.integer("max_position_embeddings")
-    original_source = config if "original_max_position_embeddings" in config else scaling
-    return window, original_source.integer("original_max_position_embeddings", window)
+    key = "original_max_position_embeddings"
+    original = (config if key in config else scaling).integer(key, window)
+    if key in scaling and scaling.integer(key) != original:
+        raise scaling.wrong(key, f"the top level of the file says {original}")
+    return window, original
 
 
 def _stretch(scaling: Fields) -> float:

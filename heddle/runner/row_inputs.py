@@ -24,7 +24,7 @@ def create_row_inputs(step: RankStep, model: ModelConfig, dtype: torch.dtype) ->
     """
     requests = step.plan.batch.requests
     lengths = None
-    if any(depends_on_length(rope) for rope in (model.rope, model.local_rope) if rope is not None):
+    if depends_on_length(model.rope):
         lengths = torch.tensor(step.per_row([r.rope_length for r in requests], pad=0))
     return RowInputs(
         torch.tensor(step.token_ids),

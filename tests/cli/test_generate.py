@@ -210,3 +210,20 @@ def test_text_goes_to_stdout_and_figures_to_stderr(tiny_folder, capsys):
     assert "3 + " in captured.err
     assert "tok/s" in captured.err
     assert "tok/s" not in captured.out
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ([], "--lora law needs --enable-lora and --lora-modules law=FOLDER; named: none"),
+        (
+            ["--enable-lora", "--lora-modules", "code=/nowhere"],
+            "--lora law needs --lora-modules law=FOLDER; named: code",
+        ),
+    ],
+)
+def test_an_adapter_that_no_setting_loads_is_refused_before_the_model_is(
+    capsys: pytest.CaptureFixture[str], flags: list[str], message: str
+) -> None:
+    assert main(["generate", "demo", "text", "--lora", "law", *flags]) == 2
+    assert message in " ".join(capsys.readouterr().err.split())

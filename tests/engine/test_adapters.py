@@ -34,6 +34,10 @@ def folder(tmp_path: Path) -> Path:
         save_adapter(tmp_path / name, low_rank("m", 4, 3))
     save_adapter(tmp_path / "inside" / "wide", low_rank("m", 4, 9))
     (tmp_path / "inside" / "link").symlink_to(tmp_path / "outside")
+    (tmp_path / "inside" / "hollow").mkdir()
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        (tmp_path / "inside" / "hollow" / name).symlink_to(tmp_path / "outside" / name)
+    (tmp_path / "inside" / "loop").symlink_to(tmp_path / "inside" / "loop")
     (tmp_path / "inside" / "file").write_text("")
     return tmp_path / "inside"
 
@@ -56,10 +60,16 @@ def test_slots_are_given_once_and_names_of_cached_kv_never_again(folder: Path) -
     assert len(set(names)) == 3
 
 
-@pytest.mark.parametrize("path", ["../outside", "link", ".", "/etc", "a/../../outside"])
+@pytest.mark.parametrize("path", ["../outside", "link", ".", "/etc", "a/../../outside", "hollow"])
 def test_a_path_that_leads_out_of_the_folder_is_refused(folder: Path, path: str) -> None:
     with pytest.raises(ConfigError, match="is not inside the folder of adapters"):
         table(folder).load("x", path)
+
+
+@pytest.mark.parametrize("path", ["a\0b", "loop", "\ud800", "x" * 5000, None, 5, b"x", ["a"]])
+def test_what_is_no_path_is_refused(folder: Path, path: object) -> None:
+    with pytest.raises((ConfigError, ModelFileError)):
+        table(folder).load("x", path)  # type: ignore[arg-type]
 
 
 def test_what_cannot_be_loaded_takes_no_slot(folder: Path) -> None:

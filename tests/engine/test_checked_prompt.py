@@ -40,7 +40,6 @@ def test_an_empty_prompt_and_log_probabilities_of_embeddings_are_refused() -> No
 def test_scopes_differ_in_all_that_changes_kv() -> None:
     rope = RopeConfig(rope_type="dynamic", factor=2.0, original_max_position_embeddings=10)
     model = dataclasses.replace(RESOLVED.model, rope=rope)
-    local = dataclasses.replace(RESOLVED.model, local_rope=rope)
     plain = check(PromptInput(token_ids=(0, 0)))
     given = check(PromptInput(embeddings=ROWS))
     other = check(PromptInput(embeddings=ROWS * 2))
@@ -50,10 +49,9 @@ def test_scopes_differ_in_all_that_changes_kv() -> None:
         plain.scope(model, 4, "0 a"),
         plain.scope(model, 20, ""),
         plain.scope(model, 21, ""),
-        plain.scope(local, 20, ""),
         given.scope(model, 4, ""),
         other.scope(model, 4, ""),
         salted.scope(model, 4, ""),
     ]
     assert len(set(scopes)) == len(scopes)
-    assert plain.scope(model, 9, "") == plain.scope(model, 4, "") == plain.scope(local, 4, "")
+    assert plain.scope(model, 9, "") == plain.scope(model, 4, "")

@@ -34,7 +34,7 @@ def test_constants_that_are_given_are_taken_whatever_the_file_says(tmp_path: Pat
 def test_without_a_file_the_defaults_are_chosen_and_the_remedy_is_named(tmp_path: Path) -> None:
     costs, reason = choose_costs(None, tmp_path / "none.json")
     assert costs == LinkCosts()
-    assert reason == "link costs: defaults; heddle doctor measures this machine"
+    assert reason == "link costs: defaults; heddle doctor without a model measures this machine"
 
 
 def written(**changes: object) -> str:

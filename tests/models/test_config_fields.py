@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 
 import pytest
 
 from heddle.errors import ModelFileError
-from heddle.models.config_fields import Fields, read_json_object
+from heddle.models.config_fields import MAX_LAYERS, Fields, read_json_object
 
 FILE = Path("config.json")
 
@@ -88,6 +89,17 @@ def test_endless_nesting_is_refused(tmp_path: Path, opening: str) -> None:
     file.write_text(opening * 100_000)
     with pytest.raises(ModelFileError, match=r"config\.json: is not valid JSON"):
         read_json_object(file)
+
+
+def test_sizes_are_such_that_their_products_are_numbers() -> None:
+    fields = Fields(Path("config.json"), {"n": 10**400, "layers": 20_000, "limits": [0.1, 10**400]})
+    with pytest.raises(ModelFileError, match="at most 281474976710656 was expected"):
+        fields.integer("n")
+    with pytest.raises(ModelFileError, match="layers=20000 is not legal; at most 10000"):
+        fields.integer("layers", maximum=MAX_LAYERS)
+    assert fields.number_pair("limits", (0.0, 1.0)) == (0.1, math.inf)
+    with pytest.raises(ModelFileError, match="two numbers"):
+        Fields(Path("config.json"), {"limits": [True, True]}).number_pair("limits", (0.0, 1.0))
 
 
 def test_an_integer_beyond_all_floats_is_no_number() -> None:

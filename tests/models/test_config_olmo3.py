@@ -5,8 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from heddle.config.model import LayerKind, ModelConfig, RopeConfig
 from heddle.config.visibility import Visibility
+from heddle.errors import UnsupportedError
 from heddle.models.config_json import load_model_config
 from tests.support.model_files import LLAMA, write_config
 
@@ -44,3 +47,12 @@ def test_the_newer_spelling_means_the_same(tmp_path: Path) -> None:
     }
     newer = {"rope_parameters": sections, "rope_scaling": ..., "rope_theta": ...}
     assert read(tmp_path, **newer) == read(tmp_path)
+
+
+def test_settings_outside_of_the_sections_are_refused(tmp_path: Path) -> None:
+    flat = YARN | {"rope_theta": 1e6}
+    with pytest.raises(UnsupportedError, match="each type of layer must have a section"):
+        read(tmp_path, rope_parameters=flat, rope_scaling=..., rope_theta=...)
+    sections = {"full_attention": YARN, "sliding_attention": {"rope_type": "default"}}
+    with pytest.raises(UnsupportedError, match=r"rope_theta=1000000\.0 is not supported"):
+        read(tmp_path, rope_parameters=sections, rope_scaling=..., rope_theta=1e6)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +158,18 @@ def test_dynamic_stretches_the_window_and_others_leave_it() -> None:
     dynamic = RopeConfig(rope_type="dynamic", factor=2.5, original_max_position_embeddings=4096)
     assert settle(dynamic) == 10240
     assert settle(RopeConfig(rope_type="linear", factor=2.5)) == 4096
+    with pytest.raises(ModelFileError, match=r"stretches the window to inf tokens"):
+        settle(dataclasses.replace(dynamic, factor=1e308))
+
+
+def test_two_original_windows_may_not_differ() -> None:
+    """The reference asks the top level first, or only the section, by family."""
+    known = {"original_max_position_embeddings": 512}
+    scaling = {"type": "yarn", "factor": 4.0}
+    same = read(rope_scaling=scaling | known, **known)
+    assert same == read(rope_scaling=scaling | known) == read(rope_scaling=scaling, **known)
+    with pytest.raises(ModelFileError, match="original_max_position_embeddings=512 is not legal"):
+        read(rope_scaling=scaling | known, original_max_position_embeddings=256)
 
 
 def test_factors_of_another_number_than_pairs_are_refused() -> None:

@@ -98,6 +98,17 @@ def test_a_missing_tensor_is_found_without_loading(checkpoint: Checkpoint) -> No
         weigh_rank(resolve_case(path, Case()), 0, DictSource(tensors))
 
 
+def test_a_surplus_bias_is_weighed_and_any_other_surplus_refused(checkpoint: Checkpoint) -> None:
+    path = checkpoint("llama-9-3")
+    source, resolved = open_weights(path), resolve_case(path, Case())
+    tensors = {name: torch.empty(source.shape(name)) for name in source.names()}
+    bias = {"model.layers.1.mlp.up_proj.bias": torch.zeros(3)}
+    weighed = weigh_rank(resolved, 0, SealedSource(DictSource(tensors | bias)))
+    assert weighed == weigh_rank(resolved, 0, SealedSource(source))
+    with pytest.raises(ModelFileError, match="odd"):
+        weigh_rank(resolved, 0, DictSource(tensors | {"odd": torch.zeros(3)}))
+
+
 def test_a_header_source_cuts_shapes_as_a_source_cuts_tensors() -> None:
     tensors = {"cube": torch.zeros(4, 5, 6), "row": torch.zeros(7), "deep": torch.zeros(2, 3, 4, 5)}
     real, header = DictSource(tensors), HeaderSource(DictSource(tensors))

@@ -68,7 +68,13 @@ def save_adapter(folder: Path, tensors: dict[str, torch.Tensor], **settings: Any
         settings: of `adapter_config.json`, beyond or instead of the least ones.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    least = {"peft_type": "LORA", "r": 2, "lora_alpha": 4}
+    ranks = {
+        name.removesuffix(".lora_A"): len(tensor)
+        for name, tensor in tensors.items()
+        if name.endswith(".lora_A")
+    }
+    others = {module: rank for module, rank in ranks.items() if rank != 2}
+    least = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "rank_pattern": others}
     (folder / "adapter_config.json").write_text(json.dumps(least | settings))
     whole = {
         name[1:] if name.startswith(".") else f"base_model.model.{name}.weight": tensor

@@ -100,6 +100,21 @@ class AdapterFolder:
         part: torch.Tensor = self._slice(module, "B")[slice(*outputs)]
         return part
 
+    def check_numbers(self) -> None:
+        """Read every number once.
+
+        Raises:
+            ModelFileError: one is NaN or inf, or leaves the range of float32 when it is scaled.
+        """
+        for module, low_rank in self.modules.items():
+            down = self.down(module, (0, low_rank.num_inputs))
+            up = self.up(module, (0, low_rank.num_outputs)).to(torch.float64) * low_rank.scale
+            if not (down.isfinite().all() and up.to(torch.float32).isfinite().all()):
+                raise ModelFileError(
+                    f"{self.location(module)} hold NaN or inf, or more than float32 can hold when "
+                    f"scaled by {low_rank.scale:.3g}"
+                )
+
     def location(self, module: str) -> str:
         """File and tensors of a module, for messages."""
         return f"{self._path}: {_PREFIX}{module}.lora_A, lora_B"
@@ -181,6 +196,11 @@ class AdapterFolder:
             )
         if 0 in (*down, *up):
             raise ModelFileError(f"{self.location(module)} have shapes {down} and {up}; none is 0")
+        expected = self._rank(module)
+        if down[0] != expected:
+            raise ModelFileError(
+                f"{self.location(module)} have rank {down[0]}; {CONFIG_NAME} says {expected}"
+            )
         return LowRank(
             rank=down[0],
             num_inputs=down[1],
@@ -193,12 +213,20 @@ class AdapterFolder:
         return self._config.boolean("use_rslora", False)
 
     def _alpha(self, module: str) -> float:
-        """The first pattern that is the module's name, or its end, has its own alpha."""
-        patterns = self._config.section("alpha_pattern")
+        found = self._pattern("alpha_pattern", module)
+        return self._config.number("lora_alpha") if found is None else found[0].number(found[1])
+
+    def _rank(self, module: str) -> int:
+        found = self._pattern("rank_pattern", module)
+        return self._config.integer("r") if found is None else found[0].integer(found[1])
+
+    def _pattern(self, name: str, module: str) -> tuple[Fields, str] | None:
+        """The patterns, and the first key of them that matches the name of a module or its end."""
+        patterns = self._config.section(name)
         for key in patterns or ():
             if not re.fullmatch(r"[A-Za-z0-9_.]+", key):
-                raise self._config.unsupported("alpha_pattern", "only plain names are built")
-            if module == key or module.endswith(f".{key}"):
+                raise self._config.unsupported(name, "only plain names are built")
+            if re.fullmatch(rf"(.*\.)?{key}", module):
                 assert patterns is not None
-                return patterns.number(key)
-        return self._config.number("lora_alpha")
+                return patterns, key
+        return None

@@ -190,7 +190,10 @@ class WeightLoader:
             )
 
     def _is_zero_bias(self, name: str) -> bool:
-        return name.endswith(".bias") and not self._source.read(name).any()
+        if not name.endswith(".bias"):
+            return False
+        bias = self._source.read(name)
+        return bias.is_meta or not bias.any()  # headers tell no content; loading looks at it
 
     def check(self, name: str, shape: tuple[int, ...]) -> None:
         """See that a tensor is there and has this shape, before memory of that size is asked for.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,7 @@ def test_what_is_not_built_is_refused_by_its_name(
 
 
 def test_settings_that_are_off_or_of_training_are_no_reason(tmp_path: Path) -> None:
-    settings = {"use_dora": False, "modules_to_save": None, "use_new_thing": [], "r": 64}
+    settings = {"use_dora": False, "modules_to_save": None, "use_new_thing": []}
     with AdapterFolder(save_adapter(tmp_path, ONE, lora_dropout=0.1, **settings)) as adapter:
         assert len(adapter.modules) == 1
 
@@ -100,6 +101,46 @@ def test_other_tensors_are_refused_with_their_name(
     with pytest.raises(error, match=message) as refusal:
         AdapterFolder(folder)
     assert "adapter_model.safetensors" in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"r": 8}, "have rank 2; adapter_config.json says 8"),
+        ({"rank_pattern": {"q_proj": 3}}, "have rank 2; adapter_config.json says 3"),
+        ({"rank_pattern": {"q.proj": 3}}, "have rank 2; adapter_config.json says 3"),
+        ({"r": 0}, "r=0 is not legal"),
+        ({"r": None}, "r is missing"),
+        ({"rank_pattern": [1]}, "an object was expected"),
+    ],
+)
+def test_ranks_are_those_of_the_configuration(
+    tmp_path: Path, settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ModelFileError, match=message):
+        AdapterFolder(save_adapter(tmp_path, ONE, **settings))
+
+
+@pytest.mark.parametrize(
+    ("part", "value", "alpha"),
+    [("lora_A", "nan", 4), ("lora_B", "inf", 4), ("lora_B", "1e38", 40), ("lora_A", "1", 1e300)],
+)
+def test_numbers_without_end_are_found(tmp_path: Path, part: str, value: str, alpha: float) -> None:
+    tensors = {name: tensor.clone() for name, tensor in ONE.items()}
+    with AdapterFolder(save_adapter(tmp_path / "good", tensors)) as adapter:
+        adapter.check_numbers()
+    tensors[f"m.q_proj.{part}"][1, 1] = float(value)
+    with (
+        AdapterFolder(save_adapter(tmp_path / "bad", tensors, lora_alpha=alpha)) as adapter,
+        pytest.raises(ModelFileError, match=r"m\.q_proj\.lora_A, lora_B hold NaN or inf"),
+    ):
+        adapter.check_numbers()
+
+
+def test_a_pipe_is_no_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "adapter_config.json")
+    with pytest.raises(ModelFileError, match="is not a file"):
+        AdapterFolder(tmp_path)
 
 
 def test_a_pickle_is_never_read_and_damage_is_told(tmp_path: Path) -> None:
