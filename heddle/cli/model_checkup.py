@@ -20,8 +20,9 @@ from heddle.engine.machine import resolve_here
 from heddle.engine.replica import Replica
 from heddle.engine.tokenizer import Tokenizer, load_tokenizer
 from heddle.errors import ConfigError, ModelFileError, TopologyError, UnsupportedError
-from heddle.models.config_fields import read_json_object
+from heddle.models.config_fields import Fields, read_json_object
 from heddle.models.config_json import load_model_config
+from heddle.models.config_quantization import named_method
 from heddle.models.gguf_header import read_gguf_header
 from heddle.models.weights.open import open_weights
 from heddle.models.weights.source import WeightSource
@@ -168,13 +169,15 @@ def _checkpoint(path: Path, stored: StoredWeights) -> dict[str, Any]:
 
 
 def _quantization(path: Path) -> str | None:
-    """The method that `config.json` names."""
+    """The method that `config.json` names; "unknown" where it is quantised and names none."""
     if path.suffix == ".gguf":
         return None
+    config = path / "config.json"
     try:
-        section = read_json_object(path / "config.json").get("quantization_config")
+        fields = Fields(config, read_json_object(config))
     except ModelFileError:
         return None
-    if not isinstance(section, dict):
-        return None
-    return str(section.get("quant_method", "unknown"))
+    try:
+        return named_method(fields)
+    except ModelFileError:
+        return "unknown"

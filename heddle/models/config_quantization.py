@@ -1,6 +1,6 @@
 """How the weights of a checkpoint are quantised, read from `quantization_config` of `config.json`.
 
-Only what the readers of the weights need is kept: a width, and the sizes of the blocks that share a
+Only what the readers of the weights need is kept: widths, and the sizes of the blocks that share a
 scale. Which tensors are quantised is seen in the files, not taken from lists of module names. How a
 writer would have activations or the cache quantised while serving is not followed: weights are
 dequantised at load and products are computed in the serving dtype.
@@ -15,6 +15,8 @@ from heddle.models.config_fields import Fields
 
 METHODS = ("fp8", "fbgemm_fp8", "compressed-tensors", "awq", "gptq", "mxfp4")
 COMPRESSED_FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
+PACKED_WIDTHS = (2, 4, 8)
+"""Bits of the integers that are read."""
 
 _HINT = (
     "load and dequantise the model with the library that wrote it, and save it in 16 bit; "
@@ -32,6 +34,8 @@ class Quantization:
     """One of `METHODS`."""
     bits: int = 8
     """Of a number, where the method has one width."""
+    widths: tuple[int, ...] = ()
+    """Bits that an integer may have, where tensors may differ; empty: the file states none."""
     block_shapes: tuple[tuple[int, int], ...] = ()
     """Rows and columns that may share a scale, of matrices `[out, in]`."""
     group_size: int | None = None
@@ -53,11 +57,10 @@ def read_quantization(fields: Fields) -> Quantization | None:
         ModelFileError: a value is missing or malformed.
         UnsupportedError: a method, or a variant of it, is not read here.
     """
-    sections = (fields.section(key) for key in _KEYS)
-    section = next((found for found in sections if found is not None), None)
+    section = _section(fields)
     if section is None:
         return None
-    method = section.text("quant_method", "compressed-tensors" if _is_old(fields) else None)
+    method = _method(fields, section)
     if method not in METHODS:
         raise section.unsupported("quant_method", _HINT)
     if method in ("fp8", "fbgemm_fp8"):
@@ -69,6 +72,32 @@ def read_quantization(fields: Fields) -> Quantization | None:
     if method == "gptq":
         return _read_gptq(section)
     return Quantization(method="mxfp4", bits=4)
+
+
+def named_method(fields: Fields) -> str | None:
+    """Name of the method, whether it is read here or not.
+
+    Args:
+        fields: the top level of `config.json`.
+
+    Returns:
+        None for weights stored in 16 bit or more.
+
+    Raises:
+        ModelFileError: the section, or the name in it, is missing or malformed.
+    """
+    section = _section(fields)
+    return None if section is None else _method(fields, section)
+
+
+def _section(fields: Fields) -> Fields | None:
+    """The part of `config.json` that says how weights are quantised."""
+    sections = (fields.section(key) for key in _KEYS)
+    return next((found for found in sections if found is not None), None)
+
+
+def _method(fields: Fields, section: Fields) -> str:
+    return section.text("quant_method", "compressed-tensors" if _is_old(fields) else None)
 
 
 def _is_old(fields: Fields) -> bool:
@@ -97,13 +126,21 @@ def _read_compressed(fields: Fields) -> Quantization:
             f"{fields.path}: quantization_config.transform_config is not supported; {_HINT}"
         )
     groups = fields.section("config_groups")
+    widths: list[int] = []
     shapes: list[tuple[int, int]] = []
     for name in groups or ():
         group = groups.section(name) if groups is not None else None
         if group is not None:
             _require_format(group if "format" in group else fields)
-            shapes += _read_scheme(group)
-    return Quantization(method="compressed-tensors", block_shapes=tuple(dict.fromkeys(shapes)))
+            weights = group.section("weights")
+            if weights is not None:
+                widths += _read_widths(weights)
+                shapes += _read_blocks(weights)
+    return Quantization(
+        method="compressed-tensors",
+        widths=tuple(dict.fromkeys(widths)),
+        block_shapes=tuple(dict.fromkeys(shapes)),
+    )
 
 
 def _require_format(fields: Fields) -> None:
@@ -111,15 +148,25 @@ def _require_format(fields: Fields) -> None:
         raise fields.unsupported("format", f"known: {', '.join(COMPRESSED_FORMATS)}")
 
 
-def _read_scheme(group: Fields) -> list[tuple[int, int]]:
-    """Block shapes of one group of modules, as far as they do not follow from the matrix."""
-    weights = group.section("weights")
-    if weights is None:
-        return []
-    if weights.text("type", "int") == "float" and weights.integer("num_bits", 8) != 8:
-        raise weights.unsupported("num_bits", "floats of 8 bits are read")
-    if weights.integer("num_bits", 8) not in (2, 4, 8):
+def _read_widths(weights: Fields) -> tuple[int, ...]:
+    """Bits that an integer of one group of modules may have: one width, or all if none is stated.
+
+    Floats have none: their dtype tells how they are read.
+    """
+    bits = weights.optional_integer("num_bits")
+    if weights.text("type", "int") == "float":
+        if bits not in (None, 8):
+            raise weights.unsupported("num_bits", "floats of 8 bits are read")
+        return ()
+    if bits is None:
+        return PACKED_WIDTHS
+    if bits not in PACKED_WIDTHS:
         raise weights.unsupported("num_bits", "integers of 2, 4 or 8 bits are read")
+    return (bits,)
+
+
+def _read_blocks(weights: Fields) -> list[tuple[int, int]]:
+    """Block shapes of one group of modules, as far as they do not follow from the matrix."""
     strategy = weights.text("strategy", "tensor")
     if strategy == "group":
         size = weights.integer("group_size", _ALL_COLUMNS, minimum=_ALL_COLUMNS)
@@ -149,7 +196,7 @@ def _read_gptq(fields: Fields) -> Quantization:
         raise fields.unsupported("checkpoint_format", "known: gptq, gptq_v2")
     if fields.boolean("is_marlin_format", False):
         raise fields.unsupported("is_marlin_format", _HINT)
-    if (bits := fields.integer("bits")) not in (2, 4, 8):
+    if (bits := fields.integer("bits")) not in PACKED_WIDTHS:
         raise fields.unsupported("bits", "2, 4 and 8 are read")
     dynamic = fields.section("dynamic")
     if dynamic is not None and any(not pattern.startswith("-:") for pattern in dynamic):

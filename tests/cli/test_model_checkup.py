@@ -147,6 +147,15 @@ def test_the_method_of_quantisation_is_named_as_the_file_names_it(copy: Path) ->
     assert any("loom-3bit" in reason for reason in document["reasons"])
 
 
+def test_the_method_is_named_from_the_section_that_the_reader_takes(copy: Path) -> None:
+    change_config(copy, compression_config={"config_groups": {}})
+    document = examine(copy)
+    assert document["runs"] == "natively"
+    assert document["checkpoint"]["quantization"] == "compressed-tensors"
+    change_config(copy, compression_config=None, quantization_config={"bits": 4})
+    assert examine(copy)["checkpoint"]["quantization"] == "unknown"
+
+
 def test_a_model_of_the_transformers_library_is_said_to_be_one(tmp_path: Path) -> None:
     config = StableLmConfig(
         vocab_size=99,

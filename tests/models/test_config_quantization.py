@@ -9,7 +9,12 @@ import pytest
 
 from heddle.errors import ModelFileError, UnsupportedError
 from heddle.models.config_fields import Fields
-from heddle.models.config_quantization import METHODS, Quantization, read_quantization
+from heddle.models.config_quantization import (
+    METHODS,
+    Quantization,
+    named_method,
+    read_quantization,
+)
 
 
 def read(section: dict[str, Any] | None, key: str = "quantization_config") -> Quantization | None:
@@ -63,7 +68,7 @@ def test_no_section_means_plain_weights() -> None:
         ({"quant_method": "mxfp4"}, Quantization(method="mxfp4", bits=4)),
         (
             scheme(num_bits=4, type="int", strategy="group", group_size=128),
-            Quantization(method="compressed-tensors", block_shapes=((1, 128),)),
+            Quantization(method="compressed-tensors", widths=(4,), block_shapes=((1, 128),)),
         ),
         (
             scheme(num_bits=8, type="float", strategy="block", block_structure=[128, 64]),
@@ -82,7 +87,35 @@ def test_known_sections(section: dict[str, Any], expected: Quantization) -> None
 def test_the_old_key_of_compressed_tensors_is_read() -> None:
     section = scheme(num_bits=8, type="int", strategy="channel")
     del section["quant_method"]
-    assert read(section, "compression_config") == Quantization(method="compressed-tensors")
+    expected = Quantization(method="compressed-tensors", widths=(8,))
+    assert read(section, "compression_config") == expected
+    fields = Fields(Path("config.json"), {"compression_config": section})
+    assert named_method(fields) == "compressed-tensors"
+
+
+def test_each_group_states_its_width() -> None:
+    groups = {
+        "a": {"weights": {"num_bits": 4, "type": "int"}},
+        "b": {"weights": {"num_bits": 8, "type": "int"}},
+        "c": {"weights": {"num_bits": 8, "type": "float"}},
+        "d": {"weights": {"num_bits": 4, "type": "int"}},
+    }
+    section = {"quant_method": "compressed-tensors", "config_groups": groups}
+    found = read(section)
+    assert found is not None
+    assert found.widths == (4, 8)
+    del groups["b"]["weights"]["num_bits"]  # then a tensor may have any
+    found = read(section)
+    assert found is not None
+    assert set(found.widths) == {2, 4, 8}
+
+
+def test_the_method_is_named_whether_it_is_read_or_not() -> None:
+    path = Path("config.json")
+    assert named_method(Fields(path, {})) is None
+    assert named_method(Fields(path, {"quantization_config": {"quant_method": "hqq"}})) == "hqq"
+    with pytest.raises(ModelFileError, match="quant_method is missing"):
+        named_method(Fields(path, {"quantization_config": {}}))
 
 
 @pytest.mark.parametrize("method", ["bitsandbytes", "hqq", "quanto", "torchao", "eetq", "exl2"])

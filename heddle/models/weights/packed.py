@@ -31,7 +31,7 @@ def find_packed(source: StoredSource, quantization: Quantization) -> dict[str, S
 def _packed(parts: Parts, quantization: Quantization) -> AffineMatrix:
     source, whole, index = parts.source, parts.whole, f"{parts.whole}_g_idx"
     words, shape = f"{whole}_packed", parts.told_shape(f"{whole}_shape")
-    bits = parts.bits_of_words(words, shape[1])
+    bits = parts.bits_of_words(words, shape[1], quantization.widths)
     parts.take(words, (shape[0], num_words(shape[1], bits)), ("I32",))
     scale = parts.first_of((f"{whole}_scale",), FLOATS)
     block = parts.block_of(scale, shape, quantization.block_shapes)

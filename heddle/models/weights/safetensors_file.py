@@ -1,17 +1,12 @@
 """One safetensors file, mapped; tensors are views of it, read slice by slice.
 
-Layout: header length u64, header JSON `{name: {dtype, shape, data_offsets}}`, data; offsets count
-from the end of the header. The safetensors library checks all of that when the file is opened; the
-views are made here, so that pages can be dropped once they have been copied.
+The safetensors library checks header and size when the file is opened; the views are made here, so
+that pages can be dropped once they have been copied.
 """
 
 from __future__ import annotations
 
-import json
 import math
-import mmap
-import struct
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -19,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 
 from heddle.errors import ModelFileError, UnsupportedError
 from heddle.models.weights.mapped_file import MappedFile
+from heddle.models.weights.safetensors_header import StoredInfo, read_header
 from heddle.models.weights.source import Span
 
 _DTYPES = {
@@ -35,17 +31,6 @@ _DTYPES = {
     "I8": torch.int8,
     "U8": torch.uint8,
 }
-
-
-@dataclass(frozen=True, slots=True)
-class StoredInfo:
-    """A tensor in the file."""
-
-    dtype: str
-    """As the format spells it."""
-    shape: tuple[int, ...]
-    offset: int
-    """Byte position in the file."""
 
 
 class SafetensorsFile:
@@ -65,7 +50,7 @@ class SafetensorsFile:
             raise ModelFileError(f"{path}: is missing; the index names it") from error
         except (OSError, ValueError, SafetensorError) as error:
             raise ModelFileError(f"{path}: is not a whole safetensors file ({error})") from error
-        self.tensors = _parse(self._file.buffer)
+        self.tensors = read_header(path)
 
     def read(self, name: str, *spans: Span | None) -> torch.Tensor:
         """A view of a slice, in the stored dtype.
@@ -103,17 +88,3 @@ def _extent(info: StoredInfo, spans: tuple[Span | None, ...]) -> Span:
 
 def _index(spans: tuple[Span | None, ...]) -> tuple[slice, ...]:
     return tuple(slice(*(span or (None, None))) for span in spans)
-
-
-def _parse(data: mmap.mmap) -> dict[str, StoredInfo]:
-    """The header of a file that the library has checked."""
-    (length,) = struct.unpack("<Q", data[:8])
-    header = json.loads(data[8 : 8 + length])
-    header.pop("__metadata__", None)
-    start = 8 + length
-    return {
-        name: StoredInfo(
-            entry["dtype"], tuple(entry["shape"]), start + int(entry["data_offsets"][0])
-        )
-        for name, entry in header.items()
-    }

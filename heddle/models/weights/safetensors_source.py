@@ -10,10 +10,10 @@ from heddle.errors import ModelFileError, UnsupportedError
 from heddle.models.config_fields import Fields, read_json_object
 from heddle.models.sources import CONVERSION_HINT, PICKLE_SUFFIXES
 from heddle.models.weights.safetensors_file import SafetensorsFile
+from heddle.models.weights.safetensors_header import INDEX_NAME
 from heddle.models.weights.source import Span
 
 _SINGLE = "model.safetensors"
-_INDEX = "model.safetensors.index.json"
 _DTYPES = ("F64", "F32", "F16", "BF16")
 _QUANTISED = ("F8_E4M3", "F8_E5M2", "I8", "U8", "I32")
 
@@ -83,7 +83,7 @@ class SafetensorsSource:
 
     def _locate(self) -> dict[str, Path]:
         """The file of each tensor."""
-        index = self._folder / _INDEX
+        index = self._folder / INDEX_NAME
         if not index.is_file():
             path = self._single_file()
             return dict.fromkeys(self._open(path).tensors, path)
@@ -108,7 +108,7 @@ class SafetensorsSource:
         if len(found) == 1:
             return found[0]
         what = (
-            f"{len(found)} *.safetensors files and no {_INDEX}"
+            f"{len(found)} *.safetensors files and no {INDEX_NAME}"
             if found
             else "no *.safetensors file"
         )

@@ -8,19 +8,13 @@ from __future__ import annotations
 
 import json
 import math
-import struct
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from heddle.errors import ModelFileError
 from heddle.models.gguf_header import read_gguf_header
-
-_INDEX = "model.safetensors.index.json"
-_LENGTH = struct.Struct("<Q")
-_MAX_HEADER_BYTES = 100_000_000
-"""As the safetensors library allows."""
+from heddle.models.weights.safetensors_header import INDEX_NAME, read_header
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,13 +53,13 @@ def describe_stored(path: Path) -> StoredWeights:
             continue
         files.append(path / name)
         try:
-            found = list(_safetensors_types(path / name))
-        except (ValueError, KeyError, TypeError, AttributeError, struct.error):
+            header = read_header(path / name)
+        except ModelFileError:
             unreadable.append(name)
             continue
-        num_tensors += len(found)
-        for kind, num_bytes in found:
-            types[kind] += num_bytes
+        num_tensors += len(header)
+        for info in header.values():
+            types[info.dtype] += info.num_bytes
     return StoredWeights(
         form="safetensors" if names else "none",
         num_files=len(files),
@@ -80,26 +74,10 @@ def describe_stored(path: Path) -> StoredWeights:
 def _file_names(folder: Path) -> list[str]:
     """Files that the index names, else all that are there."""
     try:
-        index = json.loads((folder / _INDEX).read_text(encoding="utf-8"))
+        index = json.loads((folder / INDEX_NAME).read_text(encoding="utf-8"))
         return sorted({str(name) for name in index["weight_map"].values()})
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return sorted(file.name for file in folder.glob("*.safetensors"))
-
-
-def _safetensors_types(path: Path) -> Iterator[tuple[str, int]]:
-    """(storage type, bytes) of each tensor.
-
-    Layout: header length u64, header JSON `{name: {dtype, shape, data_offsets}}`, data.
-    """
-    with path.open("rb") as file:
-        (length,) = _LENGTH.unpack(file.read(_LENGTH.size))
-        if length > _MAX_HEADER_BYTES:
-            raise ValueError(f"a header of {length} bytes")
-        header: dict[str, Any] = json.loads(file.read(length))
-    for name, entry in header.items():
-        if name != "__metadata__":
-            start, end = entry["data_offsets"]
-            yield str(entry["dtype"]), int(end) - int(start)
 
 
 def _describe_gguf(path: Path) -> StoredWeights:

@@ -55,6 +55,21 @@ def test_any_slice_equals_the_slice_of_the_whole(
     torch.testing.assert_close(part, values[start:end, left:right], rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.parametrize("bits", [2, 4])
+def test_a_narrow_matrix_has_the_width_that_the_file_states(tmp_path: Path, bits: int) -> None:
+    config, write = compressed(FORM, num_bits=bits, type="int", strategy="channel")
+    parts, values = write(N, 8, 3)  # a row is one word in either width
+    found = open_parts(tmp_path, config, parts).read("x.weight")
+    torch.testing.assert_close(found, values, rtol=1e-6, atol=1e-7)
+
+
+def test_a_narrow_matrix_of_a_width_that_the_file_leaves_open_is_refused(tmp_path: Path) -> None:
+    config, write = CASES["4-row"]
+    parts, _ = write(N, 8, 3)
+    with pytest.raises(ModelFileError, match=r"model\.safetensors: x\.weight_packed .* 2, 4 bits"):
+        open_parts(tmp_path, {**config, "config_groups": {}}, parts)
+
+
 def test_words_that_do_not_make_the_told_shape_are_named(tmp_path: Path) -> None:
     config, write = CASES["4-group"]
     parts, _ = write(N, M, 0)

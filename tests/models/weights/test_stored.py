@@ -60,6 +60,7 @@ def test_a_missing_shard_is_named_and_the_rest_described(tmp_path: Path) -> None
         b"\x02\0\0\0\0\0\0\0[]",
         b"\x05\0\0\0\0\0\0\0{" + b'"a":',
         b"\x08\0\0\0\0\0\0\0" + b'{"a":{}}',
+        (100_000).to_bytes(8, "little") + b"[" * 100_000,
     ],
 )
 def test_a_file_without_a_header_is_named(tmp_path: Path, content: bytes) -> None:
