@@ -14,13 +14,14 @@ from functools import lru_cache
 from typing import Any
 
 from heddle.config.model import ModelConfig
+from heddle.config.rope import LENGTH_DEPENDENT
 from heddle.errors import UnsupportedError
 from heddle.models.config_common import bos_token_id, checkpoint_dtype
 from heddle.models.config_fields import Fields
+from heddle.models.transformers_any.quote import quoted
 
 _STAGES = "its layers are the library's own and are kept together"
 _OWN_PROJECTIONS = "its projections are the library's own and give one rank's heads"
-_LENGTH_DEPENDENT = ("dynamic", "longrope")
 _OLD_NAMES = ("rope_theta", "rope_scaling", "partial_rotary_factor")
 """Read by the library wherever rotary settings are."""
 _DROPPED = (
@@ -68,7 +69,8 @@ def read_any_config(fields: Fields, eos: tuple[int, ...]) -> ModelConfig:
     except UnsupportedError as error:
         raise UnsupportedError(f"{where}{error}") from error
     except ImportError as error:
-        raise UnsupportedError(f"{where}the installed library is too old ({error})") from error
+        reason = f"the installed library is too old ({quoted(error)})"
+        raise UnsupportedError(f"{where}{reason}") from error
     fields.asked |= _setting_names(fields)
     return replace(
         config,
@@ -101,9 +103,8 @@ def _read(config_json: str) -> ModelConfig:
     except UnsupportedError:
         raise
     except Exception as error:  # of the library's code, of any kind
-        reason = " ".join(str(error).split())
         raise UnsupportedError(
-            f"a trial of it fails in the library's code ({type(error).__name__}: {reason})"
+            f"a trial of it fails in the library's code ({type(error).__name__}: {quoted(error)})"
         ) from error
 
 
@@ -122,7 +123,7 @@ def _refuse_by_name(config: Any) -> None:
     if not getattr(config, "is_causal", True):
         raise UnsupportedError("is_causal=False; a decoder looks back only")
     for rope_type in _rope_types(getattr(config, "rope_parameters", None)):
-        if rope_type in _LENGTH_DEPENDENT:
+        if rope_type in LENGTH_DEPENDENT:
             raise UnsupportedError(
                 f"rope_type={rope_type}; the library's rotations depend on the longest row of a "
                 "batch, so that requests would change one another"

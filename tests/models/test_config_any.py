@@ -70,6 +70,19 @@ def test_a_refusal_says_why(
     assert "cannot be served through transformers" in str(caught.value)
 
 
+@pytest.mark.parametrize("hidden_size", [10**40, 10**400])
+def test_a_quoted_error_is_one_short_line(tmp_path: Path, hidden_size: int) -> None:
+    """Torch tells of such a size over a page of C++ frames."""
+    path = write(tmp_path, "olmo2")
+    overrides = overrides_text({"hidden_size": hidden_size})
+    with pytest.raises(UnsupportedError, match="fails in the library's code") as caught:
+        load_model_config(path, overrides, model_impl="transformers")
+    message = str(caught.value)
+    assert "frame #" not in message
+    assert "\n" not in message
+    assert len(message) < 400 + len(str(path))
+
+
 def test_auto_gives_both_reasons(tmp_path: Path) -> None:
     path = write(tmp_path, "bloom")
     both = r"BloomForCausalLM.*is not supported.*known: Llama.*does not go through"

@@ -17,7 +17,8 @@ from transformers import initialization as hf_initialization
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from heddle.errors import UnsupportedError
-from heddle.models.transformers_any.port import ATTENTION_NAME
+from heddle.models.transformers_any.port import ATTENTION_NAME, register_attention
+from heddle.models.transformers_any.quote import quoted
 
 NOT_THROUGH_INTERFACE = "its attention does not go through the attention interface"
 _BUILDING = threading.Lock()
@@ -37,7 +38,9 @@ def create_config(config_json: str) -> Any:
     try:
         return CONFIG_MAPPING[data["model_type"]].from_dict(data)
     except Exception as error:  # a library's own checks, of any kind
-        raise UnsupportedError(f"transformers refuses this configuration ({error})") from error
+        raise UnsupportedError(
+            f"transformers refuses this configuration ({quoted(error)})"
+        ) from error
 
 
 def _decoded(data: dict[str, Any]) -> Any:
@@ -55,6 +58,7 @@ def create_shapes(config: Any, attention: str = ATTENTION_NAME) -> Any:
     Raises:
         UnsupportedError: the model has attention functions of its own only.
     """
+    register_attention()
     config._attn_implementation = attention
     config._experts_implementation = "eager"
     try:

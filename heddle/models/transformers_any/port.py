@@ -83,6 +83,11 @@ def connect(model: nn.Module, port: Port) -> None:
         setattr(module, _PORT, port)
 
 
+def register_attention() -> None:
+    """Make our function known to the library by its name; to do so again changes nothing."""
+    AttentionInterface.register(ATTENTION_NAME, _attend)
+
+
 def _attend(
     module: nn.Module,
     query: torch.Tensor,
@@ -95,6 +100,3 @@ def _attend(
     del attention_mask
     port: Port = getattr(module, _PORT)
     return port.attend(module, query, key, value, options), None
-
-
-AttentionInterface.register(ATTENTION_NAME, _attend)

@@ -19,7 +19,9 @@ from typing import Any
 
 import torch
 
-from heddle.attention.base import StepOps
+from heddle.attention.adapter_rows import AdapterRows
+from heddle.attention.base import DealtRows, IndexRows
+from heddle.attention.recurrent.terms import RecurrentInputs
 from heddle.comm.base import Communicator
 from heddle.comm.solo import SoloCommunicator
 from heddle.comm.threads import ThreadGroup, ThreadWorld
@@ -30,6 +32,7 @@ from heddle.models.base import BuildContext, RowInputs
 from heddle.models.layers.shard import Shard
 from heddle.models.transformers_any.build import fill_constants
 from heddle.models.transformers_any.load import load_transformers
+from heddle.models.transformers_any.quote import quoted
 from heddle.models.transformers_any.twin import VOCABULARY
 from heddle.models.weights.loader import WeightLoader
 from heddle.models.weights.source import Span
@@ -83,7 +86,7 @@ def reference_logits(model: Any, tokens: torch.Tensor) -> torch.Tensor:
     return logits
 
 
-class StoredWeights:
+class HeldWeights:
     """A `WeightSource` of tensors in memory."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -116,19 +119,21 @@ class StoredWeights:
         return tensor
 
 
-def stored_weights(model: Any) -> StoredWeights:
+def stored_weights(model: Any) -> HeldWeights:
     """The weights of a model under the names that the library would publish."""
     from transformers.core_model_loading import revert_weight_conversion
 
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     for name in model.all_tied_weights_keys:
         state.pop(name, None)
-    return StoredWeights(revert_weight_conversion(model, state))
+    return HeldWeights(revert_weight_conversion(model, state))
 
 
 @dataclass
 class DenseOps:
-    """Attention of one rank over whole texts, from the definition.
+    """`StepOps` of one rank over whole texts: grouped-query attention, from the definition.
+
+    Layers of the library make no other call.
 
     Args:
         config: scale, cap and visible keys.
@@ -168,6 +173,34 @@ class DenseOps:
                 weights = self._weights(query[:, lane], keys[:, run.kv_index], visible, sink)
                 out[:, lane] = weights @ values[:, run.kv_index]
         return out
+
+    @property
+    def adapters(self) -> AdapterRows | None:
+        """See `StepOps.adapters`; a twin has none."""
+        return None
+
+    @property
+    def dealt_rows(self) -> DealtRows:
+        """See `StepOps.dealt_rows`; never asked for."""
+        raise AssertionError("experts of the library are not dealt out")
+
+    def recurrent(self, layer: int, inputs: RecurrentInputs) -> torch.Tensor:  # noqa: ARG002
+        """See `StepOps.recurrent`; never called."""
+        raise AssertionError(f"layer {layer} of the library keeps no state here")
+
+    def mla(
+        self,
+        layer: int,
+        query_nope: torch.Tensor,  # noqa: ARG002
+        query_rope: torch.Tensor,  # noqa: ARG002
+        latent: torch.Tensor,  # noqa: ARG002
+        key_up: torch.Tensor,  # noqa: ARG002
+        value_up: torch.Tensor,  # noqa: ARG002
+        scale: float,  # noqa: ARG002
+        index: IndexRows | None = None,  # noqa: ARG002
+    ) -> torch.Tensor:
+        """See `StepOps.mla`; never called."""
+        raise AssertionError(f"layer {layer} of the library attends to whole keys")
 
     def _visible(self, layer: int, where: torch.Tensor) -> torch.Tensor:
         """`[M, rows so far]`."""
@@ -213,7 +246,7 @@ class Twin:
     """A twin with weights, and what it should give."""
 
     config: ModelConfig
-    weights: StoredWeights
+    weights: HeldWeights
     tokens: torch.Tensor
     logits: torch.Tensor
     """`[P, vocabulary]`."""
@@ -251,7 +284,7 @@ def tensor_parallel_refusal(twin: Twin) -> str:
     except HeddleError as error:
         return " ".join(str(error).split())
     except (RuntimeError, ValueError, TypeError, AttributeError) as error:
-        return f"a small twin cut over two ranks fails ({' '.join(str(error).split())})"
+        return f"a small twin cut over two ranks fails ({quoted(error)})"
     return ""
 
 
@@ -279,16 +312,10 @@ def _run(twin: Twin, heads: HeadLayout, rank: int, tp: Communicator) -> torch.Te
         for positions in pieces:
             trace.clear()
             ops.positions = positions
-            hidden = model.forward(RowInputs(twin.tokens[positions], positions), _as_ops(ops))
+            hidden = model.forward(RowInputs(twin.tokens[positions], positions), ops)
             _check_trace(trace, twin.config, heads.tp_size, len(positions))
             logits[positions] = model.logits(hidden)
     return logits
-
-
-def _as_ops(ops: Any) -> StepOps:
-    """A twin has layers of one kind only, so it needs no other call."""
-    found: StepOps = ops
-    return found
 
 
 def _check_trace(trace: list[str], config: ModelConfig, tp_size: int, num_rows: int) -> None:

@@ -3,7 +3,7 @@
 The configuration says which layers have windows or chunks. What layers hand to their attention
 function says the rest: heads, widths, scale, cap, sinks.
 
-Legend: `H` query heads, `K` kv heads, `D` head width, `P` rows.
+Legend: `H` query heads, `K` kv heads, `D` head width, `P` rows, `E` width of looked-up rows.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from heddle.config.visibility import Visibility
 from heddle.errors import UnsupportedError
 from heddle.models.transformers_any.build import NOT_THROUGH_INTERFACE
 from heddle.models.transformers_any.port import connect
+from heddle.models.transformers_any.quote import quoted
 from heddle.models.transformers_any.twin import kv_heads
 
 _MECHANISMS = {
@@ -94,39 +95,46 @@ def record_calls(model: Any, token_ids: torch.Tensor) -> list[AttentionCall]:
         UnsupportedError: attention is not one call per layer of the kind that is served here.
     """
     port = RecordingPort(model)
+    _run(model, port, input_ids=token_ids[None])
+    return _checked(port.calls, model.config, model.config.num_hidden_layers)
+
+
+def _run(model: Any, port: RecordingPort, **inputs: torch.Tensor) -> None:
+    """One pass over `input_ids` `[1, P]` or `inputs_embeds` `[1, P, E]`."""
     connect(model, port)
-    positions = torch.arange(len(token_ids), device=token_ids.device)
+    first = next(iter(inputs.values()))
+    positions = torch.arange(first.shape[1], device=first.device)
     with torch.inference_mode():
-        model(input_ids=token_ids[None], position_ids=positions[None], use_cache=False)
-    layers = [call.layer for call in port.calls]
+        model(**inputs, position_ids=positions[None], use_cache=False)
+
+
+def _checked(calls: list[AttentionCall], config: Any, num_layers: int) -> list[AttentionCall]:
+    """The same calls, when they are those of the first `num_layers` layers and serve here."""
+    layers = [call.layer for call in calls]
     if not layers:
         raise UnsupportedError(NOT_THROUGH_INTERFACE)
-    if layers != list(range(model.config.num_hidden_layers)):
+    if layers != list(range(num_layers)):
         raise UnsupportedError(
             f"attention is called for layers {layers}; one call per layer, in order, was expected"
         )
-    _check_calls(port.calls, model.config)
-    return port.calls
+    _check_calls(calls, config)
+    return calls
 
 
 def check_shapes(large: Any, config: ModelConfig) -> None:
     """Run a model of true sizes on shapes alone, and see that it asks for what its twin asked for.
+
+    Experts are chosen by values, and shapes have none, so that a mixture stops at its first ones:
+    layers up to there are compared. `check_layers` has seen that the others are built alike.
 
     Args:
         large: on `meta`.
         config: as described.
 
     Raises:
-        UnsupportedError: it does not.
+        UnsupportedError: it does not, or stops before its first attention.
     """
-    try:
-        calls = record_calls(large, torch.zeros(2, dtype=torch.int64, device="meta"))
-    except NotImplementedError:  # experts are chosen by values, and there are none on `meta`
-        return
-    except RuntimeError as error:
-        if "meta tensors" in str(error).lower():  # the same of a switch
-            return
-        raise
+    calls = _calls_on_shapes(large)
     expected = (config.num_query_heads, config.num_kv_heads, config.head_dim)
     for call in calls:
         found = (call.num_heads, call.num_kv_heads, call.head_dim)
@@ -136,6 +144,38 @@ def check_shapes(large: Any, config: ModelConfig) -> None:
                 f"layer {call.layer} attends with (query heads, kv heads, width, scale) "
                 f"{(*found, scale)}; {(*expected, config.attention_scale)} was expected from a twin"
             )
+
+
+def _calls_on_shapes(large: Any) -> list[AttentionCall]:
+    """Calls of all layers, or of those before the first one that needs values.
+
+    Rows are given as they are when the model is served; GPT-2 looks for pads among ids.
+    """
+    port = RecordingPort(large)
+    num_layers = large.config.num_hidden_layers
+    try:
+        _run(large, port, inputs_embeds=torch.zeros(1, 2, _row_width(large), device="meta"))
+    except RuntimeError as error:
+        if not _needs_values(error):
+            raise
+        if not port.calls:
+            raise UnsupportedError(
+                "values decide what it does before its first attention, so that its true sizes "
+                f"cannot be compared with those of a small twin ({quoted(error)})"
+            ) from error
+        num_layers = len(port.calls)
+    return _checked(port.calls, large.config, num_layers)
+
+
+def _row_width(model: Any) -> int:
+    """Of what the lookup gives; some are narrower than the layers."""
+    return int(model.get_input_embeddings().embedding_dim)
+
+
+def _needs_values(error: RuntimeError) -> bool:
+    """True of what torch raises where a tensor on `meta` is asked for its values."""
+    text = str(error).lower()
+    return "meta tensors" in text or (isinstance(error, NotImplementedError) and "meta" in text)
 
 
 def _check_calls(calls: Sequence[AttentionCall], config: Any) -> None:

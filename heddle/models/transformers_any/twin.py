@@ -17,7 +17,8 @@ from torch import nn
 from heddle.errors import UnsupportedError
 
 VOCABULARY = 61
-HEAD_DIM = 16
+HEAD_DIM = 40
+"""A width that no model is published with: a softmax scale that follows from it is no constant."""
 _MAX_LAYERS = 6
 _LARGEST = {
     "vocab_size": VOCABULARY,

@@ -2,10 +2,28 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import torch
 from torch import nn
 
 from heddle.models.transformers_any.port import StepPort, connect
+
+REGISTRATION = """
+from transformers import AttentionInterface
+from heddle.models.transformers_any import port
+assert port.ATTENTION_NAME not in AttentionInterface().valid_keys()
+port.register_attention()
+first = AttentionInterface()[port.ATTENTION_NAME]
+port.register_attention()
+assert AttentionInterface()[port.ATTENTION_NAME] is first
+"""
+
+
+def test_an_import_registers_nothing() -> None:
+    """In a process of its own: a model that was built before has registered our function."""
+    assert subprocess.run([sys.executable, "-c", REGISTRATION], check=False).returncode == 0
 
 
 class Echo:

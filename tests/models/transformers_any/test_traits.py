@@ -9,10 +9,12 @@ import pytest
 import torch
 from torch import nn
 
+from heddle.config.model import ModelConfig
 from heddle.errors import UnsupportedError
 from heddle.models.transformers_any import traits
 from heddle.models.transformers_any.build import create_shapes
 from heddle.models.transformers_any.probe import fill_randomly
+from heddle.models.transformers_any.twin import HEAD_DIM
 from tests.support.foreign import foreign_config
 
 
@@ -80,7 +82,60 @@ def test_true_sizes_that_ask_for_something_else_are_found() -> None:
         traits.check_shapes(large, replace(config, num_kv_heads=4))
 
 
-def test_experts_cannot_be_run_on_shapes_and_are_let_pass() -> None:
-    large = create_shapes(foreign_config("mixtral", num_local_experts=4))
-    config = traits.describe(large.config, "{}", calls_of("arcee"), 8**-0.5)
+MIXTURES = ["mixtral", "qwen3_moe", "granitemoe"]
+
+
+@pytest.mark.parametrize("model_type", MIXTURES)
+def test_a_mixture_is_compared_up_to_its_first_experts(model_type: str) -> None:
+    large = create_shapes(foreign_config(model_type))
+    calls = calls_of(model_type)
+    config = traits.describe(large.config, "{}", calls, traits.softmax_scale(calls, large, large))
     traits.check_shapes(large, config)
+    with pytest.raises(UnsupportedError, match="layer 0 attends with"):
+        traits.check_shapes(large, replace(config, attention_scale=0.7))
+
+
+def test_widths_that_are_not_the_configuration_s_are_found_on_shapes() -> None:
+    """Our own error is a `NotImplementedError`, as is that of a tensor without values."""
+    large = create_shapes(foreign_config("gpt_neox"))
+    config = traits.describe(large.config, "{}", calls_of("gpt_neox"), 8**-0.5)
+    large.config.head_dim = 16
+    with pytest.raises(UnsupportedError, match="width 8 come out of projections"):
+        traits.check_shapes(large, config)
+
+
+def fails_first(error: Exception | None) -> tuple[nn.Module, ModelConfig]:
+    """A model that fails before its first attention; without an error, for want of values."""
+    large = create_shapes(foreign_config("arcee"))
+    config = traits.describe(large.config, "{}", calls_of("arcee"), 8**-0.5)
+
+    def stop(*_: Any) -> None:
+        if error is not None:
+            raise error
+        torch.zeros(1, device="meta").item()
+
+    large.model.layers[0].register_forward_pre_hook(stop)
+    return large, config
+
+
+def test_a_model_of_which_nothing_is_seen_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match=r"before its first attention.*meta tensors"):
+        traits.check_shapes(*fails_first(None))
+
+
+@pytest.mark.parametrize("error", [NotImplementedError("no kernel"), RuntimeError("broken")])
+def test_what_is_not_for_want_of_values_is_raised(error: Exception) -> None:
+    with pytest.raises(type(error), match=str(error)):
+        traits.check_shapes(*fails_first(error))
+
+
+@pytest.mark.parametrize("width", [16, 32, 48, 64, 72, 80, 96, 100, 112, 128, 160, 192, 256])
+def test_a_constant_scale_is_not_taken_for_a_rule(width: int) -> None:
+    """Of a twin; its width of heads is none for which anybody writes a constant down."""
+    call = traits.AttentionCall(
+        "a", 0, 4, 4, HEAD_DIM, HEAD_DIM, width**-0.5, softcap=0.0, window=None, has_sinks=False
+    )
+    twin = nn.Module()
+    twin.a = nn.Module()
+    with pytest.raises(UnsupportedError, match="follows from an unknown rule"):
+        traits.softmax_scale([call], twin, twin)

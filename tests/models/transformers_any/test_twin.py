@@ -11,6 +11,7 @@ from torch import nn
 
 from heddle.errors import UnsupportedError
 from heddle.models.transformers_any.twin import (
+    HEAD_DIM,
     VOCABULARY,
     check_layers,
     chosen_layers,
@@ -45,7 +46,7 @@ def test_layers_of_every_listed_kind_are_chosen() -> None:
     assert small.layer_types == [full, full, window]
     assert small.num_hidden_layers == 3
     assert small.vocab_size == VOCABULARY
-    assert small.hidden_size == 16 * small.num_attention_heads
+    assert small.hidden_size == HEAD_DIM * small.num_attention_heads
     assert config.num_hidden_layers == 7
 
 
