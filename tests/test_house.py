@@ -63,7 +63,7 @@ GENERATE_FLAGS = (
 SURFACE = {
     "generate": f"{COMMON_FLAGS} {LAYOUT_FLAGS} {ENGINE_FLAGS} {GENERATE_FLAGS}",
     "show": f"{COMMON_FLAGS} {LAYOUT_FLAGS} --heads --seq-len",
-    "verify": f"{COMMON_FLAGS} {LAYOUT_FLAGS} {ENGINE_FLAGS} --all --max-tokens --world",
+    "verify": f"{COMMON_FLAGS} {LAYOUT_FLAGS} {ENGINE_FLAGS} --all --max-tokens --task --world",
     "doctor": f"{COMMON_FLAGS} {LAYOUT_FLAGS} {ENGINE_FLAGS}",
 }
 

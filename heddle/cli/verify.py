@@ -3,31 +3,39 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from heddle.cli.flags import add_engine_flags, add_layout_flags, command_parser, engine_arguments
 from heddle.cli.layout_object import degrees_text
 from heddle.cli.output import Output, Table
 from heddle.cli.parser import CommandParser
 from heddle.cli.values import integer, size
-from heddle.config import EngineConfig
+from heddle.config import EngineConfig, ModelConfig
 from heddle.errors import ConfigError
+
+if TYPE_CHECKING:
+    from heddle.verify.tasks import Task
+    from heddle.verify.trials import Trial
 
 SUMMARY = "compare layouts with one rank: same tokens, same logits"
 DEGREES = ("tp", "pcp", "dcp")
+TASKS = ("perplexity", "passkey")
 OUTER_DEGREES = ("pp", "dp")
 """Shown only where they add ranks."""
+STRATEGY = ("interleave", "exchange", "context_exchange")
 COLUMNS = (
-    "interleave",
-    "exchange",
-    "context_exchange",
+    *STRATEGY,
     "max_abs_logit_diff",
     "tokens_equal",
     "near_ties",
     "ok",
 )
+TASK_COLUMNS = {
+    "perplexity": (*STRATEGY, "value", "difference", "ok"),
+    "passkey": (*STRATEGY, "accuracy", "same_answers", "ok"),
+}
 
 
 def create_parser(environment: Mapping[str, str], output: Output) -> CommandParser:
@@ -53,7 +61,14 @@ def create_parser(environment: Mapping[str, str], output: Output) -> CommandPars
         type=size,
         default=32,
         metavar="TOKENS",
-        help="tokens of each answer",
+        help="tokens of each answer, without --task",
+    )
+    parser.declare(
+        "verify",
+        "--task",
+        choices=TASKS,
+        help="compare a task instead of logits: how well the text that comes with heddle is "
+        "predicted, or which keys are found in it",
     )
     add_layout_flags(parser)
     add_engine_flags(parser)
@@ -90,6 +105,8 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     )
     sweeps = arguments.all or not is_explicit(config.parallel)
     config = replace(config, model=str(path), executor=_executor(config, sweeps=sweeps))
+    if arguments.task is not None:
+        return _run_task(arguments.task, config, model, trials, output)
 
     from heddle.verify.certify import certify  # imports torch
     from heddle.verify.prompts import shipped_text
@@ -114,6 +131,43 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     return 0 if certificate.ok else 1
 
 
+def _run_task(
+    task: Task, config: EngineConfig, model: ModelConfig, trials: Sequence[Trial], output: Output
+) -> int:
+    """Ask the task of one rank and of every layout, and print; exit 1 when a layout differs."""
+    from heddle.verify.prompts import shipped_text
+    from heddle.verify.task_runs import run_task, task_document  # imports torch
+
+    report = run_task(task, config, model, trials, text=shipped_text(), report=output.say)
+    document = task_document(report)
+    if output.as_json:
+        output.document(document)
+    else:
+        output.table(_layouts_table(_task_title(document), document["layouts"], TASK_COLUMNS[task]))
+        output.text(_task_verdict(document))
+    return 0 if report.ok else 1
+
+
+def _task_title(document: dict[str, Any]) -> str:
+    asked = f"prompts of up to {document['num_tokens']} tokens, all answers equal"
+    if document["tolerance"] is not None:
+        asked = f"{document['num_tokens']} tokens; relative tolerance {document['tolerance']:.1e}"
+    count = f"{document['num_prompts']} " if document["num_prompts"] > 1 else ""
+    return (
+        f"{document['task']}, {document['dtype']}, {document['kv_cache_dtype']} cache, "
+        f"{count}{asked}"
+    )
+
+
+def _task_verdict(document: dict[str, Any]) -> str:
+    """One line; the first layout that differs where there is one."""
+    _, *layouts = document["layouts"]
+    wrong = [layout for layout in layouts if not layout["ok"]]
+    if not wrong:
+        return f"ok: {len(layouts)} layouts do as one rank does"
+    return f"failed: {len(wrong)} of {len(layouts)} layouts; first {degrees_text(wrong[0])}"
+
+
 def _executor(config: EngineConfig, *, sweeps: bool) -> Any:
     """Threads for sweeps, since nothing has to be started for each layout; else what resolves."""
     return "threads" if sweeps and config.executor == "auto" else config.executor
@@ -121,18 +175,24 @@ def _executor(config: EngineConfig, *, sweeps: bool) -> Any:
 
 def _table(document: dict[str, Any]) -> Table:
     lengths = ", ".join(map(str, document["prompt_lens"]))
-    outer = [axis for axis in OUTER_DEGREES if any(row[axis] > 1 for row in document["layouts"])]
-    columns = (*DEGREES, *outer, *COLUMNS)
-    return Table(
-        title=f"{document['dtype']}, {document['num_tokens']} tokens after prompts of {lengths}; "
-        f"tolerance {document['tolerance']:.1e}",
-        columns=columns,
-        rows=[[_cell(layout[column]) for column in columns] for layout in document["layouts"]],
+    title = (
+        f"{document['dtype']}, {document['num_tokens']} tokens after prompts of {lengths}; "
+        f"tolerance {document['tolerance']:.1e}"
     )
+    return _layouts_table(title, document["layouts"], COLUMNS)
 
 
-def _cell(value: Any) -> str:
-    return f"{value:.1e}" if isinstance(value, float) else str(value)
+def _layouts_table(title: str, layouts: Sequence[dict[str, Any]], told: Sequence[str]) -> Table:
+    outer = [axis for axis in OUTER_DEGREES if any(row[axis] > 1 for row in layouts)]
+    columns = (*DEGREES, *outer, *told)
+    rows = [[_cell(layout[column], column) for column in columns] for layout in layouts]
+    return Table(title=title, columns=columns, rows=rows)
+
+
+def _cell(value: Any, column: str) -> str:
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:.1e}" if "diff" in column else f"{value:.6g}"
 
 
 def _narrow_error(document: dict[str, Any]) -> str:

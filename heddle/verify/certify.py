@@ -87,12 +87,12 @@ def certify(
     teachers = [trace.token_ids for trace in golden.traces]
     findings = []
     for number, trial in enumerate(trials, start=1):
-        report(f"layout {number} of {len(trials)}: {_words(trial)}")
+        report(f"layout {number} of {len(trials)}: {trial_words(trial)}")
         traces = run_prompts(
             trial_config(config, trial), golden.prompts, num_tokens=num_tokens, teachers=teachers
         )
         findings.append(Finding(trial, compare(golden.traces, traces, golden.bound)))
-    dtype, kv_dtype = _dtypes(config)
+    dtype, kv_dtype = resolved_dtypes(config)
     return Certificate(
         dtype=dtype,
         kv_cache_dtype=kv_dtype,
@@ -150,7 +150,7 @@ def _run_golden(
         text=text,
     )
     one_rank = golden_config(config, [len(prompt) for prompt in prompts])
-    dtype, kv_dtype = _dtypes(config)
+    dtype, kv_dtype = resolved_dtypes(config)
     if dtype == kv_dtype and dtype in RELATIVE_TOLERANCE:
         report(f"golden run: one rank, {dtype}")
         traces = run_prompts(one_rank, prompts, num_tokens=num_tokens)
@@ -166,14 +166,15 @@ def _run_golden(
     return _Golden(prompts=prompts, traces=traces, bound=narrow_bound(traces, rounded))
 
 
-def _dtypes(config: EngineConfig) -> tuple[str, str]:
+def resolved_dtypes(config: EngineConfig) -> tuple[str, str]:
     """Compute and cache type; `auto` as the engine resolves it on a CPU."""
     dtype = "float32" if config.dtype == "auto" else config.dtype
     kv_dtype = config.cache.kv_cache_dtype
     return dtype, dtype if kv_dtype == "auto" else kv_dtype
 
 
-def _words(trial: Trial) -> str:
+def trial_words(trial: Trial) -> str:
+    """A layout with its strategy, in a line."""
     parallel = trial.parallel
     outer = (("pp", parallel.pipeline_parallel_size), ("dp", parallel.data_parallel_size))
     added = "".join(f"{axis} {size} " for axis, size in outer if size > 1)

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from heddle.verify.certify import Certificate, Finding
+from heddle.verify.trials import Trial
 
 
 def certificate_document(certificate: Certificate) -> dict[str, Any]:
@@ -24,9 +25,9 @@ def certificate_document(certificate: Certificate) -> dict[str, Any]:
     }
 
 
-def _layout(finding: Finding) -> dict[str, Any]:
-    parallel, comparison = finding.trial.parallel, finding.comparison
-    first = comparison.first_difference
+def layout_document(trial: Trial) -> dict[str, Any]:
+    """A layout with its strategy: the keys that lead every row."""
+    parallel = trial.parallel
     return {
         "tp": parallel.tensor_parallel_size,
         "pcp": parallel.prefill_context_parallel_size,
@@ -34,9 +35,16 @@ def _layout(finding: Finding) -> dict[str, Any]:
         "pp": parallel.pipeline_parallel_size,
         "dp": parallel.data_parallel_size,
         "interleave": parallel.kv_interleave_size,
-        "block_size": finding.trial.block_size,
+        "block_size": trial.block_size,
         "exchange": parallel.dcp_comm_backend,
         "context_exchange": parallel.cp_context_exchange,
+    }
+
+
+def _layout(finding: Finding) -> dict[str, Any]:
+    comparison = finding.comparison
+    first = comparison.first_difference
+    return layout_document(finding.trial) | {
         "max_abs_logit_diff": comparison.max_abs_logit_diff,
         "tokens_equal": comparison.tokens_equal,
         "near_ties": comparison.near_ties,

@@ -1,10 +1,16 @@
 from __future__ import annotations
 
 import json
+import shutil
+from functools import partial
+from pathlib import Path
 
 import pytest
 
 from heddle.cli.main import main
+
+PASSKEY_MODEL = Path(__file__).parents[1] / "data" / "passkey-mla"
+SHARED = ["-pcp", 2, "-dcp", 2, "--executor", "threads"]
 
 
 def verify(capsys, *words):
@@ -91,3 +97,49 @@ def test_what_cannot_be_certified_is_exit_2(tiny_folder, capsys, words, message)
     code, out, err = verify(capsys, tiny_folder, *words)
     assert (code, out) == (2, "")
     assert message in err
+
+
+@pytest.mark.parametrize(
+    ("task", "told"),
+    [("perplexity", ["value", "difference"]), ("passkey", ["accuracy", "same_answers"])],
+)
+def test_a_task_is_compared_with_one_rank(capsys, monkeypatch, task, told):
+    from heddle.verify import task_runs, tasks
+
+    few = partial(tasks.passkeys_that_fit, count=2)
+    monkeypatch.setattr(task_runs, "passkeys_that_fit", few)
+    words = [PASSKEY_MODEL, "--task", task, "--max-model-len", 80, *SHARED]
+    code = main(["verify", *map(str, words)])
+    captured = capsys.readouterr()
+    assert code == 0
+    title, header, alone, shared, verdict = captured.out.strip().splitlines()
+    assert title.startswith(f"{task}, float32, float32 cache, ")
+    assert header.split()[-3:] == [*told, "ok"]
+    assert (alone.split()[:3], shared.split()[:3]) == (["1", "1", "1"], ["1", "2", "2"])
+    assert verdict == "ok: 1 layouts do as one rank does"
+    assert captured.err.count("layout ") == 1
+
+
+@pytest.mark.parametrize("is_json", [False, True])
+def test_a_task_that_goes_otherwise_is_exit_1(capsys, monkeypatch, is_json):
+    from heddle.verify import task_runs
+
+    values = iter([10.0, 11.0])
+    monkeypatch.setattr(task_runs, "text_perplexity", lambda llm, prompt: next(values))
+    form = ["--json"] if is_json else []
+    code, out, _ = verify(capsys, PASSKEY_MODEL, "--task", "perplexity", *SHARED, *form)
+    assert code == 1
+    if not is_json:
+        assert "failed: 1 of 1 layouts; first tp 1 pcp 2 dcp 2" in out
+        return
+    document = json.loads(out)
+    assert (document["ok"], document["task"]) == (False, "perplexity")
+    assert document["layouts"][1]["difference"] == pytest.approx(0.1)
+
+
+def test_a_task_needs_a_tokenizer(tiny_folder, tmp_path, capsys):
+    ignored = shutil.ignore_patterns("tokenizer*")
+    bare = shutil.copytree(tiny_folder, tmp_path / "bare", ignore=ignored)
+    code, out, err = verify(capsys, bare, "--task", "passkey", *SHARED)
+    assert (code, out) == (2, "")
+    assert "has no tokenizer" in err

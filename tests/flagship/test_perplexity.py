@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-import math
 from functools import cache
 
 import pytest
 
-from heddle import LLM, SamplingParams
+from heddle import LLM
 from heddle.verify.prompts import shipped_text
+from heddle.verify.task_runs import text_perplexity
+from heddle.verify.tasks import (
+    PERPLEXITY_TOKENS,
+    WIDE_DIFFERENCE,
+    perplexity_prompt,
+    relative_difference,
+)
 
-NUM_TOKENS = 512
 CHUNK = 192
+WINDOW = 1024
 
 
 @cache
 def perplexity(tp: int, pcp: int, dcp: int, stages: int = 1) -> float:
-    """exp of the mean negative log-probability of each token after the first."""
     is_alone = (tp, pcp, stages) == (1, 1, 1)
     with LLM(
         "demo",
@@ -26,26 +31,21 @@ def perplexity(tp: int, pcp: int, dcp: int, stages: int = 1) -> float:
         pipeline_parallel_size=stages,
         executor="inline" if is_alone else "threads",
         max_num_batched_tokens=CHUNK,
-        max_model_len=1024,
+        max_model_len=WINDOW,
         kv_cache_memory_bytes=1 << 27,
     ) as llm:
         tokenizer = llm.get_tokenizer()
         assert tokenizer is not None
-        prompt = tokenizer.encode(shipped_text())[:NUM_TOKENS]
-        params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0)
-        (output,) = llm.generate([prompt], params, use_tqdm=False)
-    assert output.prompt_logprobs is not None
-    found = [
-        logprobs[token].logprob
-        for token, logprobs in zip(prompt[1:], output.prompt_logprobs[1:], strict=True)
-        if logprobs is not None
-    ]
-    assert len(found) == NUM_TOKENS - 1
-    return math.exp(-math.fsum(found) / len(found))
+        prompt = perplexity_prompt(tokenizer.encode(shipped_text()), max_model_len=WINDOW)
+        assert len(prompt) == PERPLEXITY_TOKENS == 512
+        found = text_perplexity(llm, prompt)
+        assert max(record.num_rows for record in llm.step_trace()) <= CHUNK
+    return found
 
 
 def check(*layout: int) -> None:
-    assert math.isclose(perplexity(*layout), perplexity(1, 1, 1), rel_tol=1e-5)
+    assert WIDE_DIFFERENCE == 1e-5
+    assert relative_difference(perplexity(*layout), perplexity(1, 1, 1)) <= WIDE_DIFFERENCE
 
 
 def test_prose_surprises_the_model_little() -> None:
