@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from compressed_tensors.compressors import BaseCompressor
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from heddle.models.config_fields import Fields
@@ -26,6 +27,8 @@ from heddle.models.weights.safetensors_source import SafetensorsSource
 Written = tuple[dict[str, torch.Tensor], torch.Tensor]
 Writer = Callable[[int, int, int], Written]
 """Called with (outputs, inputs, seed)."""
+Matrix = tuple[DequantizedSource, torch.Tensor]
+"""A source over `x.weight`, and what it stands for."""
 
 
 def words_of(fields: np.ndarray, bits: int) -> np.ndarray:
@@ -165,6 +168,45 @@ def open_parts(
     quantization = read_quantization(Fields(folder, {"quantization_config": config}))
     assert quantization is not None
     return dequantize(SafetensorsSource(folder), quantization)
+
+
+def open_cases(
+    folder: Path,
+    cases: Mapping[str, tuple[dict[str, Any], Writer]],
+    num_outputs: int,
+    num_inputs: int,
+) -> dict[str, Matrix]:
+    """A source over one matrix for each case, and its values."""
+    found = {}
+    for name, (config, write) in cases.items():
+        (folder / name).mkdir()
+        parts, values = write(num_outputs, num_inputs, 3)
+        found[name] = (open_parts(folder / name, config, parts), values)
+    return found
+
+
+def check_any_slice(matrix: Matrix, data: st.DataObject, *, atol: float) -> None:
+    """Rows and columns that are drawn read as they stand in the whole matrix, in float32.
+
+    Args:
+        matrix: from `open_cases`.
+        data: draws the slice.
+        atol: for values near zero, whose sums of a zero point round in another order.
+    """
+    source, values = matrix
+    assert source.names() == ("x.weight",)
+    assert source.shape("x.weight") == tuple(values.shape)
+    assert values.unique().numel() > 50
+    rows, cols = (
+        tuple(sorted(data.draw(st.tuples(st.integers(0, size), st.integers(0, size)))))
+        for size in values.shape
+    )
+    part = source.read("x.weight", rows, cols)
+    assert part.dtype == torch.float32
+    expected = values[slice(*rows), slice(*cols)]
+    torch.testing.assert_close(part, expected, rtol=1e-6, atol=atol)
+    whole_rows = source.read("x.weight", rows)
+    torch.testing.assert_close(whole_rows, values[slice(*rows)], rtol=1e-6, atol=atol)
 
 
 def write_quantized(

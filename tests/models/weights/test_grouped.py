@@ -5,13 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from heddle.errors import ModelFileError
-from heddle.models.weights.dequantized import DequantizedSource
-from tests.support.quantized_files import awq, gptq, open_parts
+from tests.support.quantized_files import (
+    Matrix,
+    awq,
+    check_any_slice,
+    gptq,
+    open_cases,
+    open_parts,
+)
 
 N, M = 32, 96
 CASES = {
@@ -27,33 +32,17 @@ CASES = {
 
 
 @pytest.fixture(scope="module")
-def matrices(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> dict[str, tuple[DequantizedSource, torch.Tensor]]:
-    found = {}
-    for name, (config, write) in CASES.items():
-        parts, values = write(N, M, 3)
-        found[name] = (open_parts(tmp_path_factory.mktemp(name), config, parts), values)
-    return found
+def matrices(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Matrix]:
+    return open_cases(tmp_path_factory.mktemp("grouped"), CASES, N, M)
 
 
 @pytest.mark.parametrize("name", CASES)
 @settings(max_examples=12)
 @given(data=st.data())
 def test_any_slice_equals_the_slice_of_the_whole(
-    matrices: dict[str, tuple[DequantizedSource, torch.Tensor]], name: str, data: st.DataObject
+    matrices: dict[str, Matrix], name: str, data: st.DataObject
 ) -> None:
-    source, values = matrices[name]
-    assert source.names() == ("x.weight",)
-    assert source.shape("x.weight") == (N, M)
-    assert values.unique().numel() > 100
-    start, end = sorted(data.draw(st.tuples(st.integers(0, N), st.integers(0, N))))
-    left, right = sorted(data.draw(st.tuples(st.integers(0, M), st.integers(0, M))))
-    part = source.read("x.weight", (start, end), (left, right))
-    assert part.dtype == torch.float32
-    torch.testing.assert_close(part, values[start:end, left:right], rtol=1e-6, atol=0)
-    rows = source.read("x.weight", (start, end))
-    torch.testing.assert_close(rows, values[start:end], rtol=1e-6, atol=0)
+    check_any_slice(matrices[name], data, atol=0)
 
 
 def test_a_missing_part_is_named_with_its_file(tmp_path: Path) -> None:
