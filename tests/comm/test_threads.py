@@ -426,14 +426,16 @@ def test_an_owner_of_threads_can_abort_a_waiting_rank():
 
 def test_an_interrupted_caller_leaves_no_rank_waiting():
     told: list[str] = []
-    ended, released = threading.Event(), threading.Event()
+    formed, ended, released = (threading.Event() for _ in range(3))
 
     def body(world):
         group = world.group("tp", [[0, 1]])
         if world.global_rank == 1:
+            formed.wait(10)  # else the other rank may still be about to form its group
             _thread.interrupt_main()
             released.wait(10)
             return
+        formed.set()
         try:
             group.all_reduce(torch.ones(1))
         except RankFailed as error:
