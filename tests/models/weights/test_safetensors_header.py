@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from heddle.models.weights.safetensors_header import read_header
 from safetensors.torch import save_file
 
 from heddle.errors import ModelFileError
+from heddle.models.weights.safetensors_header import read_header
 
 
 def test_the_extent_of_each_tensor_holds_its_bytes(tmp_path: Path) -> None:
