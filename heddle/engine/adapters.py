@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 
 from heddle.config.adapters import AdapterConfig
 from heddle.config.engine import ResolvedConfig
-from heddle.errors import ConfigError, ModelFileError, RequestError, UnsupportedError
-from heddle.models.adapters.reason import lora_reason
+from heddle.errors import ConfigError, ModelFileError, RequestError
 from heddle.step.batch import AdapterChange
 
 if TYPE_CHECKING:
@@ -59,8 +58,6 @@ class AdapterTable:
         find: Callable[[], Mapping[str, AdapterSite]] | None = None,
     ) -> None:
         self._resolved = resolved
-        if self._config.enable_lora and (reason := lora_reason(resolved.model)):
-            raise UnsupportedError(f"enable_lora is not possible with this model: {reason}")
         self._find = find
         self._loaded: dict[str, LoadedAdapter] = {}
         self._num_loaded = 0
@@ -178,8 +175,8 @@ class AdapterTable:
         if self._find is not None:
             return self._find()
         from heddle.models.adapters.targets import find_sites
+        from heddle.models.weights.memory import HeaderSource
         from heddle.models.weights.open import open_weights
-        from heddle.runner.weigh import HeaderSource
 
         return find_sites(
             self._resolved.model, HeaderSource(open_weights(self._resolved.model_path))

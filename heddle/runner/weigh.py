@@ -8,7 +8,6 @@ that lacks a tensor, or has one of another shape, is refused here as it would be
 from __future__ import annotations
 
 import gc
-from collections.abc import Collection
 from dataclasses import dataclass
 from types import FunctionType, ModuleType
 
@@ -16,43 +15,10 @@ import torch
 
 from heddle.comm.threads import ThreadGroup
 from heddle.config.engine import ResolvedConfig
-from heddle.models.weights.source import Span, WeightSource
+from heddle.models.weights.memory import META, HeaderSource
+from heddle.models.weights.source import WeightSource
 from heddle.runner.worker import RankWorker
 from heddle.step.topology import Topology
-
-META = torch.device("meta")
-
-
-class HeaderSource:
-    """A `WeightSource` that reads shapes and no bytes."""
-
-    def __init__(self, inner: WeightSource) -> None:
-        self._inner = inner
-
-    def names(self) -> Collection[str]:
-        """All tensor names."""
-        return self._inner.names()
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Whole shape of a tensor."""
-        return self._inner.shape(name)
-
-    def location(self, name: str) -> str:
-        """The file that holds a tensor."""
-        return self._inner.location(name)
-
-    def read(
-        self,
-        name: str,
-        rows: Span | None = None,
-        cols: Span | None = None,
-        depth: Span | None = None,
-    ) -> torch.Tensor:
-        """A slice without content, on the meta device."""
-        shape = self.shape(name)
-        spans = [*(rows, cols, depth)[: len(shape)], *[None] * (len(shape) - 3)]
-        cut = ((0, size) if span is None else span for size, span in zip(shape, spans, strict=True))
-        return torch.empty([last - first for first, last in cut], device=META)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

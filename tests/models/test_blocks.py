@@ -17,7 +17,8 @@ from heddle.models.layers.mlp import MLP
 from heddle.models.layers.moe import MoE
 from heddle.models.layers.shard import Shard
 from heddle.models.weights.loader import WeightLoader
-from tests.support.checkpoints import CPU, DictSource, head_layout, run_tp
+from heddle.models.weights.memory import MemorySource
+from tests.support.checkpoints import CPU, head_layout, run_tp
 from tests.support.models import latent_config, model_config
 
 E, INNER = 6, 5
@@ -35,7 +36,7 @@ def context(
         config=config,
         heads=head_layout(config, group.world_size),
         shard=Shard(rank, group.world_size, group),
-        loader=WeightLoader(DictSource(tensors), torch.float64, CPU),
+        loader=WeightLoader(MemorySource(tensors), torch.float64, CPU),
     )
 
 

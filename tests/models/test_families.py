@@ -20,8 +20,8 @@ from heddle.models.families import (
     render_families_page,
 )
 from heddle.models.registry import CREATORS
+from heddle.models.weights.memory import HeaderSource
 from heddle.models.weights.open import open_weights
-from heddle.runner.weigh import HeaderSource
 from tests.support.families import twins_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "families.md"

@@ -13,7 +13,8 @@ from heddle.models.layers.rotary import NoRotation
 from heddle.models.layers.shard import Shard
 from heddle.models.llama import load_wide_norm
 from heddle.models.weights.loader import WeightLoader
-from tests.support.checkpoints import CPU, DictSource, head_layout, run_tp
+from heddle.models.weights.memory import MemorySource
+from tests.support.checkpoints import CPU, head_layout, run_tp
 from tests.support.models import model_config
 from tests.support.rank_attention import HeadMapAttention, SliceAttention
 
@@ -52,7 +53,7 @@ def test_ranks_add_up_to_attention_times_gate(
 
     def part(rank: int, tp: Communicator) -> torch.Tensor:
         heads = head_layout(config, tp_size, slice_size)
-        loader = WeightLoader(DictSource(tensors), torch.float64, CPU)
+        loader = WeightLoader(MemorySource(tensors), torch.float64, CPU)
         replicates = slice_size > 1
         context = BuildContext(
             config, heads, Shard(rank, tp_size, tp), loader, replicates_queries=replicates

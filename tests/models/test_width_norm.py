@@ -9,8 +9,9 @@ from heddle.comm.base import Communicator
 from heddle.models.base import BuildContext
 from heddle.models.layers.shard import Shard
 from heddle.models.weights.loader import WeightLoader
+from heddle.models.weights.memory import MemorySource
 from heddle.models.width_norm import load_width_norm
-from tests.support.checkpoints import CPU, DictSource, head_layout, run_tp
+from tests.support.checkpoints import CPU, head_layout, run_tp
 from tests.support.models import model_config
 
 WIDTH, ROWS = 6, 4
@@ -60,7 +61,7 @@ def test_ranks_together_norm_as_one(
     ]
 
     def check(rank: int, tp: Communicator) -> None:
-        loader = WeightLoader(DictSource(weights), torch.float64, CPU)
+        loader = WeightLoader(MemorySource(weights), torch.float64, CPU)
         shard = Shard(rank, tp_size, tp)
         context = BuildContext(config, heads, shard, loader, replicates_queries=replicates)
         norm = load_width_norm(context, "a")
@@ -83,7 +84,7 @@ def test_narrow_heads_are_normed_in_float32() -> None:
     heads = torch.full((1, 3, WIDTH), 300.0, dtype=torch.float16)  # the square overflows
 
     def check(rank: int, tp: Communicator) -> None:
-        loader = WeightLoader(DictSource(weights), torch.float16, CPU)
+        loader = WeightLoader(MemorySource(weights), torch.float16, CPU)
         context = BuildContext(config, head_layout(config), Shard(rank, 1, tp), loader)
         found = load_width_norm(context, "a")(heads)
         assert found.dtype == torch.float16

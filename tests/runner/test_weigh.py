@@ -13,12 +13,12 @@ import torch
 
 from heddle.comm.threads import ThreadGroup
 from heddle.errors import ModelFileError
+from heddle.models.weights.memory import MemorySource
 from heddle.models.weights.open import open_weights
 from heddle.models.weights.source import Span, WeightSource
 from heddle.models.weights.stored import describe_stored
-from heddle.runner.weigh import HeaderSource, distinct_ranks, held_bytes, weigh_rank
+from heddle.runner.weigh import distinct_ranks, held_bytes, weigh_rank
 from heddle.runner.worker import RankWorker
-from tests.support.checkpoints import DictSource
 from tests.support.flagship import Case, resolve_case
 from tests.support.tiny import build_tiny
 
@@ -95,7 +95,7 @@ def test_a_missing_tensor_is_found_without_loading(checkpoint: Checkpoint) -> No
     missing = "model.layers.1.mlp.up_proj.weight"
     tensors = {name: torch.empty(source.shape(name)) for name in source.names() if name != missing}
     with pytest.raises(ModelFileError, match=missing):
-        weigh_rank(resolve_case(path, Case()), 0, DictSource(tensors))
+        weigh_rank(resolve_case(path, Case()), 0, MemorySource(tensors))
 
 
 def test_a_surplus_bias_is_weighed_and_any_other_surplus_refused(checkpoint: Checkpoint) -> None:
@@ -103,26 +103,10 @@ def test_a_surplus_bias_is_weighed_and_any_other_surplus_refused(checkpoint: Che
     source, resolved = open_weights(path), resolve_case(path, Case())
     tensors = {name: torch.empty(source.shape(name)) for name in source.names()}
     bias = {"model.layers.1.mlp.up_proj.bias": torch.zeros(3)}
-    weighed = weigh_rank(resolved, 0, SealedSource(DictSource(tensors | bias)))
+    weighed = weigh_rank(resolved, 0, SealedSource(MemorySource(tensors | bias)))
     assert weighed == weigh_rank(resolved, 0, SealedSource(source))
     with pytest.raises(ModelFileError, match="odd"):
-        weigh_rank(resolved, 0, DictSource(tensors | {"odd": torch.zeros(3)}))
-
-
-def test_a_header_source_cuts_shapes_as_a_source_cuts_tensors() -> None:
-    tensors = {"cube": torch.zeros(4, 5, 6), "row": torch.zeros(7), "deep": torch.zeros(2, 3, 4, 5)}
-    real, header = DictSource(tensors), HeaderSource(DictSource(tensors))
-    for name, spans in (
-        ("cube", (None, None, None)),
-        ("cube", ((1, 3), None, (0, 2))),
-        ("cube", (None, (2, 5))),
-        ("row", ((3, 3),)),
-        ("row", ()),
-        ("deep", ((0, 1),)),
-    ):
-        part = header.read(name, *spans)
-        assert part.shape == real.read(name, *spans).shape
-        assert part.is_meta
+        weigh_rank(resolved, 0, MemorySource(tensors | {"odd": torch.zeros(3)}))
 
 
 def test_a_storage_counts_once_however_it_is_reached() -> None:

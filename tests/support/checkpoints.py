@@ -51,33 +51,6 @@ class CountingSource:
         return part
 
 
-class DictSource:
-    """A `WeightSource` over tensors in memory."""
-
-    def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
-        self._tensors = tensors
-
-    def names(self) -> tuple[str, ...]:
-        return tuple(self._tensors)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self._tensors[name].shape)
-
-    def location(self, name: str) -> str:
-        return "memory"
-
-    def read(
-        self,
-        name: str,
-        rows: Span | None = None,
-        cols: Span | None = None,
-        depth: Span | None = None,
-    ) -> torch.Tensor:
-        tensor = self._tensors[name]
-        spans = zip(tensor.shape, (rows, cols, depth), strict=False)
-        return tensor[tuple(slice(*(span or (0, size))) for size, span in spans)]
-
-
 def head_layout(config: ModelConfig, tp_size: int = 1, slice_size: int = 1) -> HeadLayout:
     return HeadLayout(
         num_query_heads=config.num_query_heads,

@@ -28,27 +28,18 @@ from heddle.models.config_json import load_model_config
 from heddle.models.registry import create_model
 from heddle.models.weights.open import open_weights
 from heddle.models.weights.source import Span, WeightSource
-from tests.support.checkpoints import CPU, head_layout
+from tests.support.checkpoints import CPU, CountingSource, head_layout
 
 
-class WatchedSource:
+class WatchedSource(CountingSource):
     """A `WeightSource` that looks at the memory in use after every read."""
 
     def __init__(self, source: WeightSource, path: Path) -> None:
-        self._source = source
+        super().__init__(source)
         self._path = path
         self.peak_bytes = 0
         self._num_reads = 0
         self._mapped_bytes = 0
-
-    def names(self) -> tuple[str, ...]:
-        return tuple(self._source.names())
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return self._source.shape(name)
-
-    def location(self, name: str) -> str:
-        return self._source.location(name)
 
     def read(
         self,
@@ -57,7 +48,7 @@ class WatchedSource:
         cols: Span | None = None,
         depth: Span | None = None,
     ) -> torch.Tensor:
-        part = self._source.read(name, rows, cols, depth)
+        part = super().read(name, rows, cols, depth)
         part.sum()  # pages of a view are not in memory before they are touched
         self.look()
         return part

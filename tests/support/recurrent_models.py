@@ -22,10 +22,11 @@ from heddle.models.layers.rotary import NoRotation
 from heddle.models.layers.shard import Shard
 from heddle.models.registry import create_model
 from heddle.models.weights.loader import WeightLoader
+from heddle.models.weights.memory import MemorySource
 from heddle.models.weights.open import open_weights
 from heddle.step.batch import StateUse
 from heddle.step.recurrent import create_recurrent_step
-from tests.support.checkpoints import CPU, DictSource, head_layout, run_tp, solo_model
+from tests.support.checkpoints import CPU, head_layout, run_tp, solo_model
 from tests.support.comparison import NUM_ROWS, POSITIONS, TOKEN_IDS
 from tests.support.models import model_config
 from tests.support.rank_attention import HeadMapAttention
@@ -47,7 +48,7 @@ def check_layer_over_ranks(
     assert config.recurrent is not None
 
     def part(rank: int, tp: Communicator) -> torch.Tensor:
-        loader = WeightLoader(DictSource(tensors), torch.float64, CPU)
+        loader = WeightLoader(MemorySource(tensors), torch.float64, CPU)
         heads = head_layout(config, tp.world_size)
         context = BuildContext(config, heads, Shard(rank, tp.world_size, tp), loader)
         layout = RecurrentLayout(config.recurrent, tp.world_size)

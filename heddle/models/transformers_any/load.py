@@ -29,6 +29,7 @@ from heddle.models.transformers_any.model import (
 from heddle.models.transformers_any.names import Conversion, map_names
 from heddle.models.transformers_any.port import StepPort, connect
 from heddle.models.weights.loader import Piece
+from heddle.models.weights.memory import sliced
 from heddle.models.weights.source import WeightSource
 
 _HEAD_COUNTS = ("num_heads", "num_attention_heads")
@@ -156,7 +157,7 @@ class _Loading:
                 )
             target_tensor = self._empty(name, state[name], self.cuts.parameters.get(name))
             for piece in _pieces(target_tensor, self.cuts.parameters.get(name)):
-                piece.target.copy_(_sliced(tensor, piece))
+                piece.target.copy_(sliced(tensor, piece.rows, piece.cols, piece.depth))
             self._put(name, target_tensor)
         return set(made)
 
@@ -219,13 +220,6 @@ def _pieces(target: torch.Tensor, cut: ParameterCut | None) -> list[Piece]:
         pieces.append(Piece(part, **{_SPAN_NAMES[cut.dim]: span}))
         start += span[1] - span[0]
     return pieces
-
-
-def _sliced(tensor: torch.Tensor, piece: Piece) -> torch.Tensor:
-    for dim, span in enumerate((piece.rows, piece.cols, piece.depth)):
-        if span is not None:
-            tensor = tensor.narrow(dim, span[0], span[1] - span[0])
-    return tensor
 
 
 def _keeps_float32(model: Any, name: str) -> bool:

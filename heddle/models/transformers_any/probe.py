@@ -13,7 +13,6 @@ Legend: `P` rows of the text, `H` query heads, `D` head width.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -35,7 +34,7 @@ from heddle.models.transformers_any.load import load_transformers
 from heddle.models.transformers_any.quote import quoted
 from heddle.models.transformers_any.twin import VOCABULARY
 from heddle.models.weights.loader import WeightLoader
-from heddle.models.weights.source import Span
+from heddle.models.weights.memory import MemorySource
 
 NUM_ROWS = 14
 """Well beyond the windows of a twin."""
@@ -86,47 +85,14 @@ def reference_logits(model: Any, tokens: torch.Tensor) -> torch.Tensor:
     return logits
 
 
-class HeldWeights:
-    """A `WeightSource` of tensors in memory."""
-
-    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        self._tensors = tensors
-
-    def names(self) -> Collection[str]:
-        """See `WeightSource.names`."""
-        return self._tensors.keys()
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """See `WeightSource.shape`."""
-        return tuple(self._tensors[name].shape)
-
-    def location(self, name: str) -> str:
-        """See `WeightSource.location`."""
-        return f"twin ({name})"
-
-    def read(
-        self,
-        name: str,
-        rows: Span | None = None,
-        cols: Span | None = None,
-        depth: Span | None = None,
-    ) -> torch.Tensor:
-        """See `WeightSource.read`."""
-        tensor = self._tensors[name]
-        for dim, span in enumerate((rows, cols, depth)):
-            if span is not None:
-                tensor = tensor.narrow(dim, span[0], span[1] - span[0])
-        return tensor
-
-
-def stored_weights(model: Any) -> HeldWeights:
+def stored_weights(model: Any) -> MemorySource:
     """The weights of a model under the names that the library would publish."""
     from transformers.core_model_loading import revert_weight_conversion
 
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     for name in model.all_tied_weights_keys:
         state.pop(name, None)
-    return HeldWeights(revert_weight_conversion(model, state))
+    return MemorySource(revert_weight_conversion(model, state), "the twin")
 
 
 @dataclass
@@ -246,7 +212,7 @@ class Twin:
     """A twin with weights, and what it should give."""
 
     config: ModelConfig
-    weights: HeldWeights
+    weights: MemorySource
     tokens: torch.Tensor
     logits: torch.Tensor
     """`[P, vocabulary]`."""

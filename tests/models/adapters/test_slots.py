@@ -13,8 +13,9 @@ from heddle.models.adapters.store import AdapterStore
 from heddle.models.layers.linear import ColumnPart, Linear, load_columns, load_rows
 from heddle.models.layers.shard import Shard
 from heddle.models.weights.loader import WeightLoader
+from heddle.models.weights.memory import MemorySource
 from tests.support.adapters import low_rank, save_adapter
-from tests.support.checkpoints import CPU, DictSource
+from tests.support.checkpoints import CPU
 from tests.support.tiny import DenseAttention
 
 SLOTS = np.array([1, -1, 0, 1, 1, 0, -1])
@@ -55,7 +56,7 @@ def change_of(module: str, num_outputs: int, num_inputs: int, seeds: dict[int, i
 
 def with_adapters(load, tensors, folders) -> Linear:
     found: list[AdapterSlots] = []
-    loader = WeightLoader(DictSource(tensors), torch.float64, CPU, adapter_slots=found)
+    loader = WeightLoader(MemorySource(tensors), torch.float64, CPU, adapter_slots=found)
     linear = load(loader)
     store = AdapterStore(found, torch.float64, CPU)
     for slot, folder in folders.items():

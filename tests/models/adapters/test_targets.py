@@ -11,8 +11,8 @@ from heddle.models.adapters.folder import AdapterFolder
 from heddle.models.adapters.slots import AdapterSite
 from heddle.models.adapters.targets import check_targets, find_sites
 from heddle.models.config_json import load_model_config
+from heddle.models.weights.memory import HeaderSource
 from heddle.models.weights.open import open_weights
-from heddle.runner.weigh import HeaderSource
 from tests.support.adapters import linear_modules, low_rank, save_adapter
 from tests.support.tiny import build_tiny
 

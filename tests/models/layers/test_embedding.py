@@ -9,14 +9,15 @@ from heddle.comm.base import Communicator
 from heddle.models.layers.embedding import VocabularyShard, load_vocabulary
 from heddle.models.layers.shard import Shard
 from heddle.models.weights.loader import WeightLoader
-from tests.support.checkpoints import CPU, DictSource, run_tp
+from heddle.models.weights.memory import MemorySource
+from tests.support.checkpoints import CPU, run_tp
 
 VOCAB_SIZE, WIDTH = 11, 4
 TABLE = torch.randn(VOCAB_SIZE, WIDTH, generator=torch.Generator().manual_seed(2))
 
 
 def load(rank: int, size: int, tp: Communicator) -> VocabularyShard:
-    loader = WeightLoader(DictSource({"t.weight": TABLE}), torch.float32, CPU)
+    loader = WeightLoader(MemorySource({"t.weight": TABLE}), torch.float32, CPU)
     return load_vocabulary(loader, Shard(rank, size, tp), "t", VOCAB_SIZE, WIDTH)
 
 

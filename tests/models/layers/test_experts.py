@@ -22,7 +22,8 @@ from heddle.models.layers.experts import (
 )
 from heddle.models.layers.shard import Shard
 from heddle.models.weights.loader import WeightLoader
-from tests.support.checkpoints import CPU, DictSource
+from heddle.models.weights.memory import MemorySource
+from tests.support.checkpoints import CPU
 
 EXPERTS, WIDTH, INNER = 3, 4, 7
 PLAIN = MoEConfig(
@@ -56,7 +57,7 @@ def parts(
     """What each of `size` ranks loads."""
     found = []
     for rank in range(size):
-        loader = WeightLoader(DictSource(tensors), torch.float64, CPU)
+        loader = WeightLoader(MemorySource(tensors), torch.float64, CPU)
         shard = Shard(rank, size, SoloCommunicator())
         found.append(load_experts(loader, shard, "e", WIDTH, config, storage))
         loader.finish()
@@ -117,7 +118,7 @@ def whole(
     def body(world: World) -> ExpertWeights:
         ep = world.group("ep", [range(size)])
         group = ExpertGroup(ep, SoloCommunicator(), ExpertLoad(EXPERTS))
-        loader = WeightLoader(DictSource(tensors), torch.float64, CPU)
+        loader = WeightLoader(MemorySource(tensors), torch.float64, CPU)
         shard = Shard(world.global_rank, size, SoloCommunicator(), group)
         experts = load_experts(loader, shard, "e", WIDTH, config, storage)
         loader.finish()
@@ -166,6 +167,6 @@ def test_an_expert_of_another_rank_must_be_in_the_file() -> None:
 def test_a_size_that_the_file_denies_takes_no_memory(storage: ExpertStorage) -> None:
     huge = replace(PLAIN, expert_intermediate_size=10**17)
     tensors = {"e.0.gate_proj.weight": torch.ones(2, 2), "e.gate_up_proj": torch.ones(2, 2, 2)}
-    loader = WeightLoader(DictSource(tensors), torch.float64, CPU)
+    loader = WeightLoader(MemorySource(tensors), torch.float64, CPU)
     with pytest.raises(ModelFileError, match=r"e\..* has shape"):
         load_experts(loader, Shard(0, 1, SoloCommunicator()), "e", WIDTH, huge, storage)

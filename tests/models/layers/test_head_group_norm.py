@@ -11,7 +11,8 @@ from heddle.layout.recurrent_heads import RecurrentLayout
 from heddle.models.layers.head_group_norm import load_head_group_norm
 from heddle.models.layers.shard import Shard
 from heddle.models.weights.loader import WeightLoader
-from tests.support.checkpoints import CPU, DictSource, run_tp
+from heddle.models.weights.memory import MemorySource
+from tests.support.checkpoints import CPU, run_tp
 
 
 class Watched:
@@ -51,7 +52,7 @@ def test_groups_that_cross_ranks_take_one_sum(groups: int, tp_size: int, sums: i
     def body(rank: int, tp: Communicator) -> tuple[torch.Tensor, list[tuple[int, ...]]]:
         watched = Watched(tp)
         shard = Shard(rank, tp_size, watched)  # type: ignore[arg-type]
-        loader = WeightLoader(DictSource({"norm.weight": weight}), torch.float64, CPU)
+        loader = WeightLoader(MemorySource({"norm.weight": weight}), torch.float64, CPU)
         norm = load_head_group_norm(loader, shard, layout, "norm", eps)
         first, last = layout.head_range(rank)
         return norm(x[:, first:last]).flatten(1), watched.shapes

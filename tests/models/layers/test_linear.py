@@ -9,11 +9,12 @@ from heddle.comm.solo import SoloCommunicator
 from heddle.models.layers.linear import ColumnPart, load_columns, load_rows
 from heddle.models.layers.shard import Shard
 from heddle.models.weights.loader import WeightLoader
-from tests.support.checkpoints import CPU, DictSource
+from heddle.models.weights.memory import MemorySource
+from tests.support.checkpoints import CPU
 
 
 def loader(tensors: dict[str, torch.Tensor]) -> WeightLoader:
-    return WeightLoader(DictSource(tensors), torch.float64, CPU)
+    return WeightLoader(MemorySource(tensors), torch.float64, CPU)
 
 
 def random(*shape: int) -> torch.Tensor:

@@ -12,7 +12,8 @@ from heddle.config.model import MoEConfig
 from heddle.models.layers.moe import QWEN_NAMES, load_moe, visits
 from heddle.models.layers.shard import Shard
 from heddle.models.weights.loader import WeightLoader
-from tests.support.checkpoints import CPU, DictSource
+from heddle.models.weights.memory import MemorySource
+from tests.support.checkpoints import CPU
 from tests.support.experts import V2, V3, WIDTH, feed_forward, mixture_row, random_tensors
 
 GATED = replace(V2, num_shared_experts=0, shared_intermediate_size=3, has_shared_gate=True)
@@ -26,7 +27,7 @@ def test_cut_experts_add_up_to_a_loop_over_rows(config: MoEConfig, size: int) ->
     x = torch.randn(9, WIDTH, generator=torch.Generator().manual_seed(6), dtype=torch.float64)
     total = torch.zeros_like(x)
     for rank in range(size):
-        loader = WeightLoader(DictSource(tensors), torch.float64, CPU)
+        loader = WeightLoader(MemorySource(tensors), torch.float64, CPU)
         block = load_moe(loader, Shard(rank, size, SoloCommunicator()), "m", WIDTH, config)
         loader.finish()
         total += block(x)
@@ -39,7 +40,7 @@ def test_cut_experts_add_up_to_a_loop_over_rows(config: MoEConfig, size: int) ->
 
 
 def test_no_rows_give_no_rows() -> None:
-    loader = WeightLoader(DictSource(random_tensors(V3, torch.float64)), torch.float64, CPU)
+    loader = WeightLoader(MemorySource(random_tensors(V3, torch.float64)), torch.float64, CPU)
     block = load_moe(loader, Shard(0, 1, SoloCommunicator()), "m", WIDTH, V3)
     assert block(torch.zeros(0, WIDTH, dtype=torch.float64)).shape == (0, WIDTH)
 
@@ -53,7 +54,7 @@ def test_a_shared_gate_weighs_each_row() -> None:
     x = torch.randn(4, WIDTH, dtype=torch.float64)
     total = torch.zeros_like(x)
     for rank in range(2):
-        loader = WeightLoader(DictSource(tensors), torch.float64, CPU)
+        loader = WeightLoader(MemorySource(tensors), torch.float64, CPU)
         shard = Shard(rank, 2, SoloCommunicator())
         block = load_moe(loader, shard, "m", WIDTH, GATED, QWEN_NAMES)
         loader.finish()
@@ -69,7 +70,7 @@ def test_a_shared_gate_weighs_each_row() -> None:
 
 def test_a_weight_may_multiply_what_enters() -> None:
     tensors = random_tensors(ENTERING, torch.float64)
-    loader = WeightLoader(DictSource(tensors), torch.float64, CPU)
+    loader = WeightLoader(MemorySource(tensors), torch.float64, CPU)
     block = load_moe(loader, Shard(0, 1, SoloCommunicator()), "m", WIDTH, ENTERING)
     x = torch.randn(4, WIDTH, dtype=torch.float64)
     found = block(x)

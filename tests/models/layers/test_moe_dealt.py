@@ -19,12 +19,13 @@ from heddle.models.layers.expert_group import ExpertGroup, ExpertLoad
 from heddle.models.layers.moe import DealtMoE, load_moe
 from heddle.models.layers.shard import Shard
 from heddle.models.weights.loader import WeightLoader
+from heddle.models.weights.memory import MemorySource
 from heddle.step.experts import dispatched_rows
 from heddle.step.localize import localize
 from heddle.step.plan import StepPlan, plan
 from heddle.step.topology import Topology
 from tests.support.batches import make_batch, make_topology, whole_in_turn
-from tests.support.checkpoints import CPU, DictSource
+from tests.support.checkpoints import CPU
 from tests.support.experts import EXPERTS, V2, V3, WIDTH, mixture_row, random_tensors
 
 MESHES = [(2, 1, 1), (4, 1, 1), (1, 2, 1), (1, 3, 1), (2, 2, 1), (1, 1, 2), (2, 1, 2), (1, 2, 2)]
@@ -77,7 +78,7 @@ def run_ranks(
         coord = topology.mesh.coord_of(rank)
         group = ExpertGroup(ep, pcp, ExpertLoad(EXPERTS))
         shard = Shard(coord.tp, mesh[0], tp, group)
-        loader = WeightLoader(DictSource(tensors), torch.float64, CPU)
+        loader = WeightLoader(MemorySource(tensors), torch.float64, CPU)
         block = load_moe(loader, shard, "m", WIDTH, config)
         loader.finish()
         assert isinstance(block, DealtMoE)
@@ -107,7 +108,7 @@ def test_every_row_gets_what_one_rank_gives_it_and_counts_once(
     config = V3 if mesh[0] == 1 else V2
     tensors = random_tensors(config, torch.float64)
     found = run_ranks(mesh, plans, tensors, config)
-    loader = WeightLoader(DictSource(tensors), torch.float64, CPU)
+    loader = WeightLoader(MemorySource(tensors), torch.float64, CPU)
     router = load_moe(loader, Shard(0, 1, SoloCommunicator()), "m", WIDTH, config).router  # type: ignore[union-attr]
     load, checked = torch.zeros(EXPERTS, dtype=torch.int64), 0
     for replica, step_plan in enumerate(plans):
@@ -147,7 +148,7 @@ def test_a_weight_may_multiply_what_enters_a_distant_expert() -> None:
     step_plan = plan(make_batch(topology, [(0, 7)]), topology)
     tensors = random_tensors(config, torch.float64)
     found = run_ranks((2, 1, 1), [step_plan], tensors, config)
-    loader = WeightLoader(DictSource(tensors), torch.float64, CPU)
+    loader = WeightLoader(MemorySource(tensors), torch.float64, CPU)
     whole = load_moe(loader, Shard(0, 1, SoloCommunicator()), "m", WIDTH, config)
     expected = whole(rows_of(0, 7))  # type: ignore[call-arg]
     for out, _ in found:
@@ -161,7 +162,7 @@ def test_narrow_rows_are_no_worse_than_on_one_rank() -> None:
     x = rows_of(0, 9).to(torch.bfloat16)
 
     def block_of(shard: Shard, weights: dict[str, torch.Tensor], dtype: torch.dtype) -> object:
-        return load_moe(WeightLoader(DictSource(weights), dtype, CPU), shard, "m", WIDTH, V2)
+        return load_moe(WeightLoader(MemorySource(weights), dtype, CPU), shard, "m", WIDTH, V2)
 
     def body(world: World) -> torch.Tensor:
         ep, tp = (world.group(kind, [range(2)]) for kind in ("ep", "tp"))

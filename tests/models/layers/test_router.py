@@ -12,7 +12,8 @@ from transformers.models.gpt_oss.modeling_gpt_oss import GptOssTopKRouter
 from heddle.config.model import MoEConfig
 from heddle.models.layers.router import Router, load_router
 from heddle.models.weights.loader import WeightLoader
-from tests.support.checkpoints import CPU, DictSource
+from heddle.models.weights.memory import MemorySource
+from tests.support.checkpoints import CPU
 from tests.support.experts import EXPERTS, V2, V3
 
 
@@ -75,7 +76,7 @@ def test_softmax_of_the_chosen_is_the_normalised_softmax_of_all() -> None:
         has_router_bias=True,
     )
     tensors = {"r.weight": theirs.weight.detach(), "r.bias": theirs.bias.detach()}
-    ours = load_router(WeightLoader(DictSource(tensors), torch.float64, CPU), "r", 7, config)
+    ours = load_router(WeightLoader(MemorySource(tensors), torch.float64, CPU), "r", 7, config)
     x = torch.randn(11, 7, generator=generator, dtype=torch.float64)
     with torch.no_grad():
         _, expected, expected_experts = theirs(x)
@@ -96,7 +97,9 @@ def test_large_logits_are_ranked_before_the_sigmoid_flattens_them() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_scores_are_never_narrower_than_float32(dtype: torch.dtype) -> None:
-    loader = WeightLoader(DictSource({"r.weight": torch.ones(EXPERTS, 3, dtype=dtype)}), dtype, CPU)
+    loader = WeightLoader(
+        MemorySource({"r.weight": torch.ones(EXPERTS, 3, dtype=dtype)}), dtype, CPU
+    )
     router = load_router(loader, "r", 3, V2)
     assert router.weight.dtype == torch.float32
     _, weights = router(torch.ones(1, 3, dtype=dtype))

@@ -13,9 +13,9 @@ from heddle.models.base import BuildContext
 from heddle.models.layers.shard import Shard
 from heddle.models.transformers_any.build import create_shapes
 from heddle.models.transformers_any.cuts import ModelCuts, plan_cuts
-from heddle.models.transformers_any.probe import HeldWeights
 from heddle.models.transformers_any.twin import kv_heads
 from heddle.models.weights.loader import WeightLoader
+from heddle.models.weights.memory import MemorySource
 from tests.support.batches import make_model
 from tests.support.checkpoints import head_layout
 from tests.support.foreign import foreign_config
@@ -26,7 +26,7 @@ def cuts_of(model_type: str, tp: int, rank: int, slice_size: int, **changes: Any
     library = foreign_config(model_type, **changes)
     num_heads, num_kv_heads = library.num_attention_heads, kv_heads(library)
     config = make_model(num_heads, num_kv_heads, num_layers=library.num_hidden_layers)
-    loader = WeightLoader(HeldWeights({}), torch.float32, torch.device("cpu"))
+    loader = WeightLoader(MemorySource({}), torch.float32, torch.device("cpu"))
     shard = Shard(rank, tp, SoloCommunicator())
     context = BuildContext(config, head_layout(config, tp, slice_size), shard, loader)
     model = create_shapes(library)

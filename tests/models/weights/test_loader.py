@@ -8,13 +8,14 @@ import torch
 from heddle.errors import ModelFileError
 from heddle.models.layers.linear import ColumnPart, load_columns
 from heddle.models.weights.loader import Piece, WeightLoader
-from tests.support.checkpoints import CPU, CountingSource, DictSource
+from heddle.models.weights.memory import MemorySource
+from tests.support.checkpoints import CPU, CountingSource
 
 MATRIX = torch.arange(12.0).view(3, 4)
 
 
 def loader(tensors: dict[str, torch.Tensor], ignored: tuple[str, ...] = ()) -> WeightLoader:
-    return WeightLoader(DictSource(tensors), torch.float64, CPU, ignored=ignored)
+    return WeightLoader(MemorySource(tensors), torch.float64, CPU, ignored=ignored)
 
 
 def test_slices_arrive_in_the_compute_dtype() -> None:
@@ -62,7 +63,7 @@ def test_progress_counts_to_the_total() -> None:
     seen: list[tuple[int, int]] = []
     tensors = {"m": MATRIX, "n": MATRIX, "rope_freqs.weight": MATRIX}
     source = WeightLoader(
-        DictSource(tensors), torch.float32, CPU, progress=lambda *counts: seen.append(counts)
+        MemorySource(tensors), torch.float32, CPU, progress=lambda *counts: seen.append(counts)
     )
     source.load("m", (3, 4))
     source.fill(source.zeros(3, 4), "n", (3, 4))
@@ -81,7 +82,10 @@ def test_pieces_of_one_tensor_fill_several_places_and_count_once() -> None:
     tensor = torch.arange(24.0).view(2, 3, 4)
     seen: list[tuple[int, int]] = []
     source = WeightLoader(
-        DictSource({"t": tensor}), torch.float64, CPU, progress=lambda *counts: seen.append(counts)
+        MemorySource({"t": tensor}),
+        torch.float64,
+        CPU,
+        progress=lambda *counts: seen.append(counts),
     )
     first, second = source.zeros(2, 3, 1), source.zeros(1, 2, 2)
     pieces = [Piece(first, depth=(1, 2)), Piece(second, (1, 2), (0, 2), (2, 4))]
@@ -96,7 +100,7 @@ def test_what_another_rank_holds_is_left_and_not_counted() -> None:
     seen: list[tuple[int, int]] = []
     names = ("model.layers.1.a", "model.layers.1.b", "model.layers.10.a")
     source = WeightLoader(
-        DictSource(dict.fromkeys(names, MATRIX)),
+        MemorySource(dict.fromkeys(names, MATRIX)),
         torch.float32,
         CPU,
         progress=lambda *counts: seen.append(counts),
@@ -111,7 +115,7 @@ def test_what_another_rank_holds_is_left_and_not_counted() -> None:
 
 def test_tensors_of_another_rank_are_left_by_name() -> None:
     source = WeightLoader(
-        DictSource(dict.fromkeys(("e.1", "e.10", "e.2"), MATRIX)), torch.float32, CPU
+        MemorySource(dict.fromkeys(("e.1", "e.10", "e.2"), MATRIX)), torch.float32, CPU
     )
     source.leave_tensors(["e.1", "e.2"])
     with pytest.raises(ModelFileError, match=r"e\.10 is not part"):
@@ -123,21 +127,21 @@ def test_tensors_of_another_rank_are_left_by_name() -> None:
 @pytest.mark.parametrize("shape", [(700, 900), (3, 800, 400), (1_000_000,), (0, 5), (1, 600_000)])
 def test_large_tensors_arrive_whole_in_chunks(shape: tuple[int, ...]) -> None:
     tensor = torch.rand(shape)
-    counted = CountingSource(DictSource({"t": tensor}))
+    counted = CountingSource(MemorySource({"t": tensor}))
     source = WeightLoader(counted, torch.float32, CPU)
     assert torch.equal(source.load("t", shape), tensor)
     assert counted.elements_read == {"t": tensor.numel()}
     spans = [(size // 3, size) for size in shape]
     cut = tensor[tuple(slice(*span) for span in spans)]
     target = torch.zeros(cut.shape)
-    again = WeightLoader(DictSource({"t": tensor}), torch.float32, CPU)
+    again = WeightLoader(MemorySource({"t": tensor}), torch.float32, CPU)
     again.fill_pieces("t", shape, [Piece(target, *spans)])
     assert torch.equal(target, cut)
 
 
 def test_a_turned_matrix_is_contiguous_the_other_way() -> None:
     tensor = torch.rand(700, 900)
-    source = WeightLoader(DictSource({"t": tensor}), torch.float64, CPU)
+    source = WeightLoader(MemorySource({"t": tensor}), torch.float64, CPU)
     target = source.turned_zeros(700, 900)
     source.fill(target, "t", (700, 900))
     assert target.t().is_contiguous()
@@ -145,7 +149,7 @@ def test_a_turned_matrix_is_contiguous_the_other_way() -> None:
 
 
 def test_the_next_chunk_is_fetched_while_one_is_converted() -> None:
-    class Watched(DictSource):
+    class Watched(MemorySource):
         def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
             super().__init__(tensors)
             self.asked: list[tuple[str, object]] = []
