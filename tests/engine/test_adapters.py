@@ -185,3 +185,35 @@ def test_a_bad_adapter_is_refused_before_weights_are_read(model: Path, tmp_path:
     save_adapter(tmp_path / "dora", low_rank("m", 4, 4), use_dora=True)
     with pytest.raises(UnsupportedError, match="DoRA"):
         LLM(str(model), enable_lora=True, lora_modules={"x": tmp_path / "dora"})
+
+
+@pytest.mark.dist
+def test_rank_processes_load_and_forget_adapters_between_steps(
+    model: Path, tmp_path: Path
+) -> None:
+    for seed, name in enumerate(("first", "second")):
+        module = f"model.layers.{seed}.mlp.down_proj"
+        save_adapter(tmp_path / "adapters" / name, low_rank(module, 72, 100, seed=seed))
+    params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
+    prompt = [3, 1, 4, 1, 5, 9, 2, 6, 5]
+    found = []
+    for layout in ({}, {"prefill_context_parallel_size": 2, "decode_context_parallel_size": 2}):
+        with LLM(
+            str(model),
+            executor="processes" if layout else "inline",
+            enable_lora=True,
+            lora_dir=str(tmp_path / "adapters"),
+            num_threads=1,
+            **layout,
+        ) as llm:
+            plain = llm.generate([prompt], params)
+            llm.load_adapter("first", "first")
+            llm.load_adapter("second", "second")
+            both = llm.generate([prompt, prompt], params, lora_request=["first", "second"])
+            llm.unload_adapter("first")
+            after = llm.generate([prompt], params)
+            found.append([list(o.outputs[0].token_ids) for o in (*plain, *both, *after)])
+    assert found[0] == found[1]
+    plain_ids, first, second, after_ids = found[0]
+    assert plain_ids == after_ids
+    assert len({tuple(plain_ids), tuple(first), tuple(second)}) == 3
