@@ -14,6 +14,7 @@ from heddle.attention.backends.base import Visible
 from heddle.attention.exchange.base import gather_query
 from heddle.attention.exchange.lanes import merge_lanes
 from heddle.attention.kinds.base import AttentionKind
+from heddle.attention.paged_rows import PagedRows, RowView
 from heddle.attention.resources import AttentionResources
 from heddle.attention.state import AttentionState, concatenate, with_sinks
 from heddle.attention.storage import SlotRange
@@ -38,10 +39,15 @@ class CopyRows:
         self.num_rows = step.num_copy
         self.resources = resources
         self.lanes = range(MergeLanes.of(resources.topology, group.group).per_place)
-        self.parts = [
-            (slice(part.start, part.end), [self._views(part, lane) for lane in self.lanes])
-            for part in group.copy_parts
-        ]
+        self.paged = self._paged(group.copy_parts)
+        self.parts = (
+            []
+            if self.paged is not None
+            else [
+                (slice(part.start, part.end), [self._views(part, lane) for lane in self.lanes])
+                for part in group.copy_parts
+            ]
+        )
         self.visible = torch.tensor(group.copy_visible)
         self.is_sharded = plan.context == "gather_q"
         self.placement = (
@@ -50,6 +56,22 @@ class CopyRows:
             else resources.local_placement(step.num_copy)
         )
         self.exchange = resources.exchange(plan.returns)
+
+    def _paged(self, parts: Sequence[CopyPart]) -> list[PagedRows] | None:
+        """Per lane; None where rows are met request by request."""
+        found = []
+        for lane in self.lanes:
+            views = [
+                RowView(slice(part.start, part.end), view.keys, view.ranges)
+                for part in parts
+                for view in part.views
+                if view.lane == lane
+            ]
+            paged = PagedRows.of(views, self.num_rows, self.resources)
+            if paged is None:
+                return None
+            found.append(paged)
+        return found
 
     def _views(self, part: CopyPart, lane: int) -> _Views:
         locate = self.resources.store.locate
@@ -96,6 +118,8 @@ class CopyRows:
         lane: int,
     ) -> AttentionState:
         """Each request's rows against its own local keys of a lane."""
+        if self.paged is not None:
+            return self.paged[lane].attend(layer, kind, query, runs)
         states = []
         for rows, lanes in self.parts:
             found = []

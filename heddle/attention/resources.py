@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 
 import torch
 
@@ -15,6 +15,7 @@ from heddle.attention.exchange.placement import Placement
 from heddle.attention.recurrent.store import StateStore
 from heddle.attention.storage import KVStore
 from heddle.comm.base import Communicator, RankGroups
+from heddle.kernels.registry import Kernels, create_kernels
 from heddle.layout.heads import HeadRun
 from heddle.step.localize import RankStep
 from heddle.step.topology import Topology
@@ -34,6 +35,7 @@ class AttentionResources:
     tp_rank: int
     states: StateStore | None = None
     """Of the recurrent layers that this rank holds; None: it has none."""
+    kernels: Kernels = field(default_factory=partial(create_kernels, "torch"))
 
     @cached_property
     def own_runs(self) -> Sequence[HeadRun]:
@@ -115,4 +117,4 @@ class AttentionResources:
         if name in ("none", "local") or self.groups.dcp.world_size == 1:
             return None
         keeps_lse = self.topology.model.has_sinks
-        return create_exchange(name, self.replicas, keeps_lse=keeps_lse)
+        return create_exchange(name, self.replicas, keeps_lse=keeps_lse, kernels=self.kernels)

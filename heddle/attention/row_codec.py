@@ -14,6 +14,7 @@ from typing import Protocol
 import torch
 
 from heddle.attention.quantized_rows import QuantizedRows
+from heddle.kernels.registry import Kernels
 from heddle.layout.cache_rows import RowFormat
 
 
@@ -30,6 +31,11 @@ class RowCodec(Protocol):
         """Type of the tensors that hold stored rows."""
         ...
 
+    @property
+    def row_format(self) -> RowFormat | None:
+        """How bytes and scales lie; None: rows are plain elements."""
+        ...
+
     def encode(self, rows: torch.Tensor) -> torch.Tensor:
         """`[..., W]` -> `[..., W']`; each row by itself, so alike on every layout."""
         ...
@@ -41,6 +47,8 @@ class RowCodec(Protocol):
 
 class PlainRows:
     """Elements as they are, rounded to the type of the cache."""
+
+    row_format = None
 
     def __init__(self, width: int, element: torch.dtype) -> None:
         self.width = width
@@ -55,8 +63,13 @@ class PlainRows:
         return stored.to(dtype)
 
 
-def create_row_codec(rows: RowFormat) -> RowCodec:
-    """The codec of a format."""
+def create_row_codec(rows: RowFormat, kernels: Kernels | None = None) -> RowCodec:
+    """The codec of a format.
+
+    Args:
+        rows: the format.
+        kernels: who encodes bytes; None: torch.
+    """
     if rows.is_quantized:
-        return QuantizedRows(rows)
+        return QuantizedRows(rows, kernels)
     return PlainRows(rows.width, getattr(torch, rows.dtype))

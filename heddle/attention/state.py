@@ -24,6 +24,7 @@ from functools import reduce
 import torch
 
 from heddle.errors import NumericsError
+from heddle.kernels.registry import Kernels
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -133,6 +134,7 @@ def merge(
     visible: torch.Tensor | None = None,
     *,
     strict: bool = True,
+    kernels: Kernels | None = None,
 ) -> AttentionState:
     """Merge states over disjoint key sets, in ascending order.
 
@@ -141,6 +143,7 @@ def merge(
         visible: bool, broadcastable to `[X, ...]` (the lse): which states saw a key. None: those
             whose lse is not -inf.
         strict: raise on NaN or inf where keys were seen; otherwise such rows become NaN.
+        kernels: who computes, where states have a leading axis and nothing is raised; None: torch.
 
     Returns:
         The state of the union; exactly `(0, -inf)` where nothing was seen.
@@ -150,6 +153,8 @@ def merge(
         ValueError: no states.
         TypeError: something that is not a state.
     """
+    if kernels is not None and isinstance(states, AttentionState) and not strict:
+        return AttentionState(*kernels.state_merge(states.out, states.lse, visible))
     outs, lses = _columns(states)
     shares, lse = weights(lses, visible, strict=strict)
     seen = _seen(lses, visible)

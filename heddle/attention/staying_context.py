@@ -22,6 +22,7 @@ import torch
 
 from heddle.attention.backends.base import Visible
 from heddle.attention.kinds.base import AttentionKind
+from heddle.attention.paged_rows import PagedRows, RowView
 from heddle.attention.resources import AttentionResources
 from heddle.attention.ring import visitors
 from heddle.attention.state import AttentionState
@@ -58,7 +59,22 @@ class StayingContext:
     def __init__(self, rows: ClassStep, resources: AttentionResources) -> None:
         self.context = rows.plan.context
         self.resources = resources
-        self.chunks = [self._located(chunk) for chunk in rows.key_context]
+        self.paged = self._paged(rows)
+        self.chunks = [] if self.paged else [self._located(chunk) for chunk in rows.key_context]
+
+    def _paged(self, rows: ClassStep) -> PagedRows | None:
+        """Keys that are all here, of a kind whose queries meet them as they lie, are not copied."""
+        model = self.resources.topology.model
+        if self.context != "local" or self.resources.topology.lanes or model.mla is not None:
+            return None
+        views = [
+            RowView(slice(piece.start, piece.end), keys, ranges)
+            for chunk in rows.key_context
+            for keys, piece in zip(chunk.sends, chunk.pieces, strict=True)
+            for part in piece.parts
+            for ranges in part.ranges
+        ]
+        return PagedRows.of(views, rows.num_rows, self.resources) if views else None
 
     def _located(self, chunk: KeyContextChunk) -> _Chunk:
         pieces = []
@@ -89,6 +105,8 @@ class StayingContext:
             query: `[n, h, D]`.
             runs: head map against expanded rows.
         """
+        if self.paged is not None:
+            return self.paged.attend(layer, kind, query, runs)
         states: dict[int, AttentionState] = {}
         for chunk in self.chunks:
             for part, rows in self._arrivals(layer, chunk):

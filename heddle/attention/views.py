@@ -14,9 +14,7 @@ from heddle.step.views import Ranges
 
 
 def visible_of(ranges: Ranges) -> Visible:
-    """Ranges as a backend takes them: ends alone where every row begins at the first key."""
-    if not ranges.first.any():
-        return ranges.end
+    """Ranges as a backend takes them."""
     return KeyRange(ranges.first, ranges.end)
 
 

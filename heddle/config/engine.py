@@ -18,6 +18,9 @@ from heddle.errors import ConfigError
 
 ExecutorName = Literal["auto", "inline", "threads", "processes", "torchrun"]
 ModelImpl = Literal["auto", "native", "transformers"]
+CpuCommBackend = Literal["auto", "shm", "gloo"]
+KernelChoice = Literal["auto", "torch", "numba"]
+QuantizationChoice = Literal["none", "int8", "keep"]
 MAX_TIMEOUT_SECONDS = 1_000_000
 """Above eleven days a limit is none, and waits of the operating system overflow."""
 MAX_THREADS = 1024
@@ -38,8 +41,27 @@ class EngineConfig:
     """Compute dtype; auto is float32 on a CPU, the checkpoint's on a GPU."""
     executor: ExecutorName = "auto"
     """Where ranks live: in the caller, in threads of it, or in processes."""
+    cpu_comm_backend: CpuCommBackend = "auto"
+    """What carries tensors between rank processes: memory that they share, or gloo's sockets; auto
+    is shared memory where all ranks are processes of this host.
+    """
     backend: str = "auto"
-    """Attention backend: `torch`, `reference` or `auto`."""
+    """Attention backend: `numba`, `torch`, `reference`, or `auto`, which follows the kernels;
+    `flashinfer` and `flash_attn` need CUDA.
+    """
+    kernels: KernelChoice = "auto"
+    """Who computes: functions of torch, or loops compiled by numba, which take float32 on a CPU;
+    auto is numba where it can serve.
+    """
+    deterministic: bool = False
+    """Give the same bits in every run, whatever the number of threads: compiled kernels alone,
+    whose sums have a fixed order, and no choice that hangs on what was measured on this machine.
+    """
+    quantization: QuantizationChoice = "none"
+    """How matrices of products lie in memory: in the compute dtype, in 8 bits with a scale per 64
+    inputs, or as a GGUF file packs them (Q4_0, Q4_1, Q4_K, Q8_0); the latter two need compiled
+    kernels.
+    """
     max_model_len: int | None = None
     """Window; None: the model's."""
     hf_overrides: str = ""
@@ -122,9 +144,13 @@ class ResolvedConfig:
     dtype: str
     kv_cache_dtype: str
     executor: str
+    cpu_comm_backend: Literal["", "shm", "gloo"] = ""
+    """What connects rank processes; empty where ranks are no processes."""
     backend: str
     num_blocks: int
     """Virtual blocks of the pool, block 0 included."""
+    kernels: Literal["torch", "numba"] = "torch"
+    quantization: QuantizationChoice = "none"
     num_state_slots: int = 0
     """Slots for recurrent states in each replica, slot 0 included; 0 without recurrent layers."""
     num_threads: int

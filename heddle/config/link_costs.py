@@ -21,3 +21,7 @@ class LinkCosts:
     """Multiply and add operations a second of one rank, in matrix products."""
     memory: float = 1e10
     """Bytes read a second by one rank."""
+
+
+SHARED_MEMORY_COSTS = LinkCosts(alpha=1.5e-5, beta=2.5e9)
+"""Defaults where ranks share memory; those of the class are of gloo's sockets on one host."""

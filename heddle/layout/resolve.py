@@ -6,7 +6,9 @@ Pure: the caller measures the machine and passes plain numbers. Legality is aske
 
 from __future__ import annotations
 
+import typing
 from dataclasses import replace
+from typing import Literal
 
 from heddle.config import (
     EngineConfig,
@@ -16,6 +18,7 @@ from heddle.config import (
     SchedulerConfig,
     SpeculativeConfig,
 )
+from heddle.config.engine import QuantizationChoice
 from heddle.config.link_costs import LinkCosts
 from heddle.errors import ConfigError, TopologyError
 from heddle.layout import rules
@@ -29,7 +32,9 @@ from heddle.layout.pool import (
 from heddle.layout.rule import is_count
 
 _EXECUTORS = ("inline", "threads", "processes", "torchrun")
-_BACKENDS = ("torch", "reference")
+_BACKENDS = ("torch", "reference", "numba", "flashinfer", "flash_attn")
+_CPU_COMM_BACKENDS = ("shm", "gloo")
+_KERNELS = ("torch", "numba")
 _WORKSPACE_CHUNKS = 4
 MAX_DEGREE = 4096
 """Far above any machine; each rank is a process with a copy of its weights."""
@@ -51,6 +56,8 @@ def resolve(
     free_memory_bytes: int,
     num_cores: int,
     ranks_on_host: int | None = None,
+    has_numba: bool = True,
+    shared_memory_refusal: str | None = None,
     model_path: str,
 ) -> ResolvedConfig:
     """Replace every `auto` by a value.
@@ -61,6 +68,8 @@ def resolve(
         free_memory_bytes: free memory of the host with the least.
         num_cores: cores of that host.
         ranks_on_host: ranks that share it; None: all of them.
+        has_numba: kernels can be compiled there.
+        shared_memory_refusal: why rank processes there cannot share memory; None: they can.
         model_path: folder or file of the checkpoint on this machine.
     Raises:
         TopologyError: the layout is not legal; carries all reasons and the nearest legal layouts.
@@ -111,7 +120,10 @@ def resolve(
         dtype=dtype,
         kv_cache_dtype=request.kv_dtype,
         executor=executor,
-        backend=_backend(config, reasons),
+        cpu_comm_backend=_cpu_comm_backend(config, executor, shared_memory_refusal, reasons),
+        kernels=(kernels := _kernels(config, dtype, has_numba, reasons)),
+        quantization=_quantization(config, kernels, model_path, reasons),
+        backend=_backend(config, kernels, reasons),
         num_blocks=num_blocks,
         num_state_slots=pool_state_slots(request),
         num_threads=_threads(config, executor, num_cores, ranks, reasons),
@@ -234,11 +246,92 @@ def _executor(config: EngineConfig, reasons: list[str]) -> str:
     return name
 
 
-def _backend(config: EngineConfig, reasons: list[str]) -> str:
+def _cpu_comm_backend(
+    config: EngineConfig, executor: str, refusal: str | None, reasons: list[str]
+) -> Literal["", "shm", "gloo"]:
+    asked = config.cpu_comm_backend
+    if asked != "auto":
+        _named("cpu_comm_backend", asked, _CPU_COMM_BACKENDS)
+    if executor not in ("processes", "torchrun"):
+        if asked != "auto":
+            raise ConfigError(
+                f"cpu_comm_backend={asked} is not legal with executor={executor}; it connects rank "
+                "processes (nearest: auto)"
+            )
+        return ""
+    if executor == "torchrun":
+        refusal = "launched ranks may live on several hosts"
+    if asked == "shm" and refusal is not None:
+        raise ConfigError(
+            f"cpu_comm_backend=shm is not legal here: {refusal} (nearest: cpu_comm_backend=gloo)"
+        )
+    if asked == "auto":
+        chosen, why = ("gloo", refusal) if refusal else ("shm", "all ranks live on this host")
+        reasons.append(f"cpu_comm_backend: {chosen}, since {why}")
+    return "gloo" if refusal or asked == "gloo" else "shm"
+
+
+def _backend(config: EngineConfig, kernels: str, reasons: list[str]) -> str:
     if config.backend != "auto":
         return _named("attention_backend", config.backend, _BACKENDS)
-    reasons.append("backend: torch, the faster of the built ones")
-    return "torch"
+    reasons.append(f"backend: {kernels}, as the kernels")
+    return kernels
+
+
+def _kernels(
+    config: EngineConfig, dtype: str, has_numba: bool, reasons: list[str]
+) -> Literal["torch", "numba"]:
+    if config.kernels != "auto" and _named("kernels", config.kernels, _KERNELS) == "torch":
+        if config.deterministic:
+            raise ConfigError(
+                "deterministic=True is not legal with kernels=torch, whose products fix no order "
+                "of sums (nearest: kernels=numba)"
+            )
+        return "torch"
+    lacks = []
+    if dtype != "float32":
+        lacks.append(f"compiled kernels compute in float32, not in {dtype}")
+    if not has_numba:
+        lacks.append("numba is not installed")
+    if config.deterministic and (lacks or config.backend not in ("auto", "numba")):
+        raise ConfigError(
+            "deterministic=True is not legal here: "
+            f"{' and '.join(lacks) or f'attention_backend={config.backend} fixes no order of sums'}"
+            " (nearest: deterministic=False)"
+        )
+    if config.kernels == "numba" and lacks:
+        raise ConfigError(
+            f"kernels=numba is not legal; {' and '.join(lacks)} (nearest: kernels=torch)"
+        )
+    if config.kernels == "auto":
+        name = "torch" if lacks else "numba"
+        why = " and ".join(lacks) if lacks else "compiled loops for float32 on a CPU"
+        reasons.append(f"kernels: {name}, {'since ' if lacks else ''}{why}")
+    return "torch" if lacks else "numba"
+
+
+def _quantization(
+    config: EngineConfig, kernels: str, model_path: str, reasons: list[str]
+) -> QuantizationChoice:
+    asked = config.quantization
+    if asked not in (legal := typing.get_args(QuantizationChoice)):
+        raise ConfigError(f"quantization={asked} is not legal; legal here: {', '.join(legal)}")
+    if asked != "none" and kernels != "numba":
+        raise ConfigError(
+            f"quantization={asked} is not legal with kernels={kernels}; packed weights are "
+            "multiplied by compiled kernels, in float32 (nearest: none)"
+        )
+    if asked == "keep" and not model_path.endswith(".gguf"):
+        raise ConfigError(
+            f"quantization=keep is not legal with {model_path}; numbers are kept of GGUF files "
+            "(nearest: int8, none)"
+        )
+    if asked != "none":
+        reasons.append(
+            f"quantization: {asked}; matrices that groups of inputs do not fit, and those of "
+            "routed experts, stay float32"
+        )
+    return asked
 
 
 def _threads(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from heddle.models.base import BuildContext
 from heddle.models.decoder import FeedForwardBlock
-from heddle.models.layers.activation import ACTIVATIONS
+from heddle.models.layers.activation import activation_of
 from heddle.models.layers.linear import Linear, load_rows
 from heddle.models.layers.mlp import load_mlp
 from heddle.models.layers.moe import DEEPSEEK_NAMES, MoENames, load_moe
@@ -39,7 +39,7 @@ def load_feed_forward(
         config.hidden_size,
         config.intermediate_size,
         has_bias=config.mlp_bias,
-        activation=ACTIVATIONS[config.activation],
+        activation=activation_of(config.activation, loader.kernels),
         fused=fused,
     )
 

@@ -73,8 +73,8 @@ class ResidualLayer:
         """`[M, E]` -> `[M, E]`."""
         mixed = shard.sum(self.attention(_normed(hidden, self.attention_norm), rotation, ops))
         mixed = _normed(mixed, self.attention_post_norm)
-        hidden = _added(mixed, self.attention_factor, hidden)
-        mixed = shard.sum(self.feed_forward(_normed(hidden, self.feed_forward_norm), ops))
+        hidden, normed = _added_normed(mixed, self.attention_factor, hidden, self.feed_forward_norm)
+        mixed = shard.sum(self.feed_forward(normed, ops))
         mixed = _normed(mixed, self.feed_forward_post_norm)
         return _added(mixed, self.feed_forward_factor, hidden)
 
@@ -86,6 +86,16 @@ def _normed(x: torch.Tensor, norm: RMSNorm | None) -> torch.Tensor:
 def _added(mixed: torch.Tensor, factor: float, hidden: torch.Tensor) -> torch.Tensor:
     # A sum or a norm is a fresh tensor of this rank, so it is changed in place.
     return (mixed if factor == 1.0 else mixed.mul_(factor)).add_(hidden)
+
+
+def _added_normed(
+    mixed: torch.Tensor, factor: float, hidden: torch.Tensor, norm: RMSNorm | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The sum, and the norm of it."""
+    if norm is None or factor != 1.0:
+        hidden = _added(mixed, factor, hidden)
+        return hidden, _normed(hidden, norm)
+    return mixed, norm.of_sum(mixed, hidden)
 
 
 class Decoder:
@@ -179,7 +189,7 @@ def load_rms_norm(context: BuildContext) -> LoadNorm:
 
     def load(name: str, width: int) -> RMSNorm:
         weight = context.loader.load(f"{name}.weight", (width,))
-        return RMSNorm(weight, context.config.rms_norm_eps)
+        return RMSNorm(weight, context.config.rms_norm_eps, context.loader.kernels)
 
     return load
 

@@ -112,7 +112,7 @@ def _load_attention(
         mla=mla,
         query_and_latent=query_and_latent,
         query_latent=query_latent,
-        latent_norm=RMSNorm(latent_weight, _LATENT_NORM_EPS),
+        latent_norm=RMSNorm(latent_weight, _LATENT_NORM_EPS, loader.kernels),
         key_up=key_up,
         value_up=value_up,
         output=load_head_output(context, name),
@@ -158,7 +158,8 @@ def _load_projections(
     if rank is None:
         return load_columns(loader, [heads_part("q_proj"), latent], config.hidden_size), None
     down = load_columns(loader, [whole_part("q_a_proj", rank), latent], config.hidden_size)
-    norm = RMSNorm(loader.load(f"{name}.q_a_layernorm.weight", (rank,)), _LATENT_NORM_EPS)
+    weight = loader.load(f"{name}.q_a_layernorm.weight", (rank,))
+    norm = RMSNorm(weight, _LATENT_NORM_EPS, loader.kernels)
     return down, QueryLatent(norm, load_columns(loader, [heads_part("q_b_proj")], rank))
 
 

@@ -74,7 +74,8 @@ def _load_projection(context: BuildContext, name: str) -> Linear:
     """Weights and, where the model has them, biases in the order of `GatedAttention.projection`."""
     weight = _load_parts(context, name, "weight", (context.config.hidden_size,))
     bias = _load_parts(context, name, "bias", ()) if context.config.qkv_bias else None
-    return Linear.of(weight, bias, context.loader.take_adapters(_sites(context, name)))
+    adapters = context.loader.take_adapters(_sites(context, name))
+    return Linear.of(weight, bias, adapters, context.loader)
 
 
 def _sites(context: BuildContext, name: str) -> list[AdapterSite]:

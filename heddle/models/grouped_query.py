@@ -15,17 +15,21 @@ gpt-oss and Llama 4 model code; temperature, arXiv 2501.19399.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
 from heddle.attention.base import StepOps
 from heddle.config.model import TemperatureConfig
+from heddle.kernels.registry import Kernels, create_kernels
+from heddle.kernels.rms_norm.reference import plain_norm
+from heddle.kernels.rotate.reference import HeadNorm
 from heddle.models.base import BuildContext
 from heddle.models.blocks import load_head_output
 from heddle.models.decoder import LoadNorm, load_rms_norm
 from heddle.models.layers.linear import ColumnPart, Linear, load_columns
-from heddle.models.layers.norm import RMSNorm, plain_norm
+from heddle.models.layers.norm import RMSNorm
 from heddle.models.layers.rotary import Turn
 from heddle.models.weights.source import Span
 from heddle.models.width_norm import WidthNorm, load_width_norm
@@ -48,25 +52,37 @@ class GroupedQueryAttention:
     """Of the norm behind the rotation; None: there is none."""
     temperature: TemperatureConfig | None = None
     sinks: torch.Tensor | None = None  # [h]
+    kernels: Kernels = field(default_factory=partial(create_kernels, "torch"))
 
     def __call__(self, x: torch.Tensor, rotation: Turn, ops: StepOps) -> torch.Tensor:
         """`[M, E]` -> this rank's part of the sum, `[M, E]`."""
         rotated = self.num_lanes + self.num_kv_heads
         heads = self.query_key_value(x, ops)
         heads = heads.view(len(x), rotated + self.num_kv_heads, self.head_dim)
-        turned, value = self._turn(heads[:, :rotated], rotation), heads[:, rotated:]
-        query, key = turned[:, : self.num_lanes], turned[:, self.num_lanes :]
+        query, key, value = self._turned(heads, rotation)
         if self.temperature is not None:
             query = query * query_factors(self.temperature, rotation.positions, x.dtype)
         mixed = ops.gqa(self.layer, query, key, value, self.sinks)
         return self.output(mixed[:, : self.num_own_heads].flatten(1), ops)
 
-    def _turn(self, heads: torch.Tensor, rotation: Turn) -> torch.Tensor:
-        """Norm, rotation, norm of query and key heads, as far as this layer has them."""
-        if self.head_norm is not None:
-            heads = self.head_norm(heads)
-        turned = rotation(heads)
-        return turned if self.plain_norm_eps is None else plain_norm(turned, self.plain_norm_eps)
+    def _turned(
+        self, heads: torch.Tensor, rotation: Turn
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Query, key and value; norm, rotation, norm of the first two, as far as this layer has
+        them.
+        """
+        norm, turns = self.head_norm, rotation.turns
+        is_usual = norm is None or isinstance(norm, RMSNorm)
+        if turns is not None and is_usual and self.plain_norm_eps is None:
+            weighed = HeadNorm(norm.weight, norm.eps) if isinstance(norm, RMSNorm) else None
+            query, rows = self.kernels.rotate(heads, self.num_lanes, turns, weighed)
+            return query, rows[..., : self.head_dim], rows[..., self.head_dim :]
+        met = heads[:, : self.num_lanes + self.num_kv_heads]
+        turned = rotation(met if norm is None else norm(met))
+        if self.plain_norm_eps is not None:
+            turned = plain_norm(turned, self.plain_norm_eps)
+        value = heads[:, self.num_lanes + self.num_kv_heads :]
+        return turned[:, : self.num_lanes], turned[:, self.num_lanes :], value
 
 
 def query_factors(
@@ -110,6 +126,7 @@ def load_grouped_query(
         plain_norm_eps=config.rms_norm_eps if config.qk_l2_norm and is_rotated else None,
         temperature=None if is_rotated else config.temperature,
         sinks=_load_sinks(context, name) if config.has_sinks else None,
+        kernels=context.loader.kernels,
     )
 
 
@@ -151,7 +168,7 @@ def _load_head_norm(
         query.weight.expand(context.num_projected_lanes, -1),
         key.weight.expand(last_kv - first_kv, -1),
     ]
-    return RMSNorm(torch.cat(rows), query.eps)
+    return RMSNorm(torch.cat(rows), query.eps, context.loader.kernels)
 
 
 def _load_sinks(context: BuildContext, name: str) -> torch.Tensor:

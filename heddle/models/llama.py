@@ -91,6 +91,6 @@ def load_wide_norm(context: BuildContext, offset: float = 0.0) -> LoadNorm:
 
     def load(name: str, width: int) -> RMSNorm:
         weight = context.loader.load(f"{name}.weight", (width,), dtype=wide)
-        return RMSNorm(weight + offset, context.config.rms_norm_eps)
+        return RMSNorm(weight + offset, context.config.rms_norm_eps, context.loader.kernels)
 
     return load

@@ -9,6 +9,7 @@ import torch
 from heddle.comm.base import Communicator
 from heddle.config.model import ModelConfig
 from heddle.errors import UnsupportedError
+from heddle.kernels.registry import Kernels
 from heddle.layout.heads import HeadLayout
 from heddle.models.adapters.slots import AdapterSlots
 from heddle.models.base import BuildContext, Model
@@ -21,6 +22,7 @@ from heddle.models.config_json import (
 from heddle.models.config_latent import LATENT_ARCHITECTURES
 from heddle.models.layers.expert_group import ExpertGroup
 from heddle.models.layers.shard import Shard
+from heddle.models.weights.forms import QuantizationName
 from heddle.models.weights.loader import Progress, WeightLoader
 from heddle.models.weights.source import WeightSource
 
@@ -164,6 +166,8 @@ def create_model(
     *,
     replicates_queries: bool = False,
     adapter_slots: list[AdapterSlots] | None = None,
+    kernels: Kernels | None = None,
+    quantization: QuantizationName = "none",
 ) -> Model:
     """Build one rank's part of a model and load its weights.
 
@@ -180,6 +184,8 @@ def create_model(
         experts: among whom whole experts are dealt; None: experts are cut over `tp`.
         replicates_queries: this rank projects the queries of its whole slice.
         adapter_slots: gets the slots of every product that takes adapters; None: none does.
+        kernels: who computes; None: torch.
+        quantization: of the matrices of products.
 
     Returns:
         A model that says, per pass, one all-reduce in the lookup (first stage) and two per layer,
@@ -202,6 +208,8 @@ def create_model(
         ignored=_ignored(config),
         progress=progress,
         adapter_slots=adapter_slots,
+        kernels=kernels,
+        quantization=quantization,
     )
     shard = Shard(tp_rank, heads.tp_size, tp, experts)
     context = BuildContext(config, heads, shard, loader, stage, replicates_queries)

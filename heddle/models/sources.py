@@ -7,10 +7,10 @@ owner/name               a hub repository, fetched by huggingface_hub under its 
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 
+from heddle.config.folders import default_cache_dir
 from heddle.errors import ModelFileError
 from heddle.models.demo import fetch_demo
 
@@ -23,11 +23,6 @@ CONVERSION_HINT = (
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _HUB_FILES = ("*.json", "*.jinja", "*.safetensors", "tokenizer.model")
-
-
-def default_cache_dir() -> Path:
-    """`$XDG_CACHE_HOME/heddle`, where that variable is unset `~/.cache/heddle`."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "heddle"
 
 
 def resolve_model_path(

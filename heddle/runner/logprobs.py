@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from heddle.runner.order import Floats, ordered_prefix
+from heddle.kernels.sampling.reference import Floats, ordered_prefix
 from heddle.step.batch import TokenLogprobs
 
 _ROWS_AT_ONCE = 32

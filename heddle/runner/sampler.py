@@ -17,10 +17,10 @@ from typing import NamedTuple
 
 import torch
 
+from heddle.kernels.sampling.reference import draw_token
 from heddle.runner.draw import uniform
 from heddle.runner.logit_rules import apply_rules, has_rules
 from heddle.runner.logprobs import finite_rows, token_logprobs, widen
-from heddle.runner.order import draw_token
 from heddle.step.batch import SampleSpec, TokenLogprobs
 
 
@@ -55,7 +55,8 @@ class RowSampler:
             For a row with NaN or inf, or without any permitted token, `finite=False` and no token:
             that request fails and the others go on.
         """
-        return _sample_row(self._logits[row], spec, self._finite[row], self._best[row])
+        best = self._best[row] if self._finite[row] else None
+        return _sample_row(self._logits[row], spec, best)
 
 
 def sample(logits: torch.Tensor, specs: Sequence[SampleSpec]) -> list[Drawn]:
@@ -81,8 +82,9 @@ def _first_maxima(logits: torch.Tensor) -> list[int]:
     return [int(index) for index in widen(logits).detach().numpy().argmax(axis=-1)]
 
 
-def _sample_row(row: torch.Tensor, spec: SampleSpec, is_finite: bool, best: int) -> Drawn:
-    token_id = _choose(row, spec, best) if is_finite else None
+def _sample_row(row: torch.Tensor, spec: SampleSpec, best: int | None) -> Drawn:
+    """The token of a row; `best` is the largest of its logits, None where not all are finite."""
+    token_id = None if best is None else _choose(row, spec, best)
     logprobs = None
     if token_id is not None and spec.params.logprobs is not None:
         logprobs = token_logprobs(widen(row), token_id, spec.params.logprobs)

@@ -26,6 +26,7 @@ from heddle.attention.storage import KVStore
 from heddle.comm.base import RankGroups, World
 from heddle.config.engine import ResolvedConfig
 from heddle.errors import PlanMismatch, UnsupportedError
+from heddle.kernels.registry import Kernels, create_kernels
 from heddle.layout.cache_rows import row_format
 from heddle.layout.mesh import GROUP_KINDS, GroupKind
 from heddle.models.adapters.slots import AdapterSlots
@@ -81,6 +82,7 @@ class RankWorker:
         self.dtype: torch.dtype = getattr(torch, resolved.dtype)
         self.device = device
         backend = self._create_backend(resolved)
+        kernels = create_kernels(resolved.kernels, resolved.num_threads)
         self.experts = _create_experts(self.topology, self.groups)
         slots: list[AdapterSlots] = []
         self.model = create_model(
@@ -96,17 +98,19 @@ class RankWorker:
             experts=self.experts,
             replicates_queries=self.topology.replicates_queries,
             adapter_slots=slots if resolved.adapters.enable_lora else None,
+            kernels=kernels,
+            quantization=resolved.quantization,
         )
         self.adapters = AdapterStore(slots, self.dtype, device)
-        self.store = self._create_store(resolved)
+        self.store = self._create_store(resolved, kernels)
         self.states = self._create_states(resolved)
         self.resources = AttentionResources(
-            self.topology, self.store, self.groups, backend, self.coord.tp, self.states
+            self.topology, self.store, self.groups, backend, self.coord.tp, self.states, kernels
         )
 
     def _create_backend(self, resolved: ResolvedConfig) -> AttentionBackend:
         """The backend, once it is known to serve this model; asked before any weight is read."""
-        backend = create_backend(resolved.backend)
+        backend = create_backend(resolved.backend, resolved.num_threads)
         reasons = backend.unsupported_reasons(
             dtype=self.dtype,
             device=COMPUTE_DEVICE,
@@ -119,14 +123,14 @@ class RankWorker:
             )
         return backend
 
-    def _create_store(self, resolved: ResolvedConfig) -> KVStore:
+    def _create_store(self, resolved: ResolvedConfig, kernels: Kernels) -> KVStore:
         topology = self.topology
         return KVStore(
             tensor_of_layer=topology.tensor_of_layer(topology.stage_layers(self.global_rank)),
             num_blocks=resolved.num_blocks,
             block_size=resolved.cache.block_size,
             num_heads=topology.heads.num_stored_kv_heads(topology.mesh.slice_of(self.coord.tp)),
-            codec=create_row_codec(row_format(resolved.model, resolved.kv_cache_dtype)),
+            codec=create_row_codec(row_format(resolved.model, resolved.kv_cache_dtype), kernels),
             device=self.device,
         )
 

@@ -40,7 +40,7 @@ def resolved(model: ModelConfig | None = None, **settings: Any) -> ResolvedConfi
 def test_defaults_of_one_rank() -> None:
     found = resolved()
     assert (found.dtype, found.kv_cache_dtype) == ("float32", "float32")
-    assert (found.executor, found.backend, found.num_threads) == ("inline", "torch", 8)
+    assert (found.executor, found.backend, found.num_threads) == ("inline", "numba", 8)
     assert found.scheduler.max_model_len == 8192
     assert found.context_workspace_tokens == 4 * 512
     assert found.num_blocks == 2 * GIB // (16 * 46_080)
@@ -55,6 +55,7 @@ def test_each_choice_has_a_reason() -> None:
         "context_workspace_tokens",
         "dtype",
         "executor",
+        "kernels",
         "kv_cache_dtype",
         "num_threads",
     ]
@@ -65,6 +66,7 @@ def test_what_was_asked_is_kept_and_has_no_reason() -> None:
         dtype="float64",
         executor="threads",
         backend="reference",
+        kernels="torch",
         num_threads=3,
         max_model_len=100,
         seed=5,
@@ -77,6 +79,58 @@ def test_what_was_asked_is_kept_and_has_no_reason() -> None:
     assert (found.scheduler.max_model_len, found.num_blocks, found.seed) == (100, 7, 5)
     assert (found.context_workspace_tokens, found.step_timeout_seconds) == (64, 1.0)
     assert [reason.split(":")[0] for reason in found.reasons] == ["KV pool"]
+
+
+def over(
+    asked: str, executor: str, refusal: str | None, size: int = 2
+) -> tuple[str, tuple[str, ...]]:
+    """The link that is chosen between ranks, and what is said about it."""
+    config = EngineConfig(
+        model="m",
+        parallel=degrees(size, 1, 1),
+        executor=executor,  # type: ignore[arg-type]
+        cpu_comm_backend=asked,  # type: ignore[arg-type]
+    )
+    found = resolve(
+        config,
+        model_config(),
+        free_memory_bytes=8 * GIB,
+        num_cores=8,
+        shared_memory_refusal=refusal,
+        model_path="",
+    )
+    said = [reason for reason in found.reasons if reason.startswith("cpu_comm_backend")]
+    return found.cpu_comm_backend, tuple(said)
+
+
+def test_processes_share_memory_unless_it_is_refused() -> None:
+    here = ("cpu_comm_backend: shm, since all ranks live on this host",)
+    assert over("auto", "auto", None) == over("auto", "processes", None) == ("shm", here)
+    assert over("auto", "auto", "no room") == ("gloo", ("cpu_comm_backend: gloo, since no room",))
+    launched = "cpu_comm_backend: gloo, since launched ranks may live on several hosts"
+    assert over("auto", "torchrun", None) == ("gloo", (launched,))
+    for asked, executor in (("shm", "processes"), ("gloo", "processes"), ("gloo", "torchrun")):
+        assert over(asked, executor, None) == (asked, ())
+    assert over("gloo", "processes", "no room") == ("gloo", ())
+    for executor, size in (("threads", 2), ("inline", 1), ("auto", 1)):
+        assert over("auto", executor, None, size) == ("", ())
+
+
+@pytest.mark.parametrize(
+    ("asked", "executor", "refusal", "words"),
+    [
+        ("shm", "processes", "no room", "cpu_comm_backend=shm .* no room .nearest: cpu.*=gloo"),
+        ("shm", "torchrun", None, "cpu_comm_backend=shm .* several hosts .nearest: .*=gloo"),
+        ("shm", "threads", None, "with executor=threads; it connects .*nearest: auto"),
+        ("gloo", "threads", None, "cpu_comm_backend=gloo is not legal with executor=threads"),
+        ("mpi", "processes", None, "cpu_comm_backend=mpi is not legal; legal here: auto, shm, gl"),
+    ],
+)
+def test_a_link_that_cannot_serve_is_refused(
+    asked: str, executor: str, refusal: str | None, words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        over(asked, executor, refusal)
 
 
 @pytest.mark.parametrize("name", QUANTIZED)
@@ -222,3 +276,55 @@ def test_a_step_has_room_for_all_drafts_of_a_sequence() -> None:
         resolved(speculative=drafts, scheduler=SchedulerConfig(max_num_batched_tokens=7))
     with pytest.raises(ConfigError, match=r"\(nearest: no drafts\)"):
         resolved(speculative=drafts, scheduler=SchedulerConfig(max_num_batched_tokens=1))
+
+
+def test_kernels_follow_the_dtype_and_the_backend_follows_the_kernels() -> None:
+    found = {
+        dtype: (result.kernels, result.backend)
+        for dtype in ("float32", "float64", "bfloat16")
+        for result in [resolved(dtype=dtype)]
+    }
+    assert found == {
+        "float32": ("numba", "numba"),
+        "float64": ("torch", "torch"),
+        "bfloat16": ("torch", "torch"),
+    }
+    with pytest.raises(ConfigError, match=r"kernels=numba is not legal.*float64.*kernels=torch"):
+        resolved(dtype="float64", kernels="numba")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"kernels": "torch"}, "deterministic=True is not legal with kernels=torch"),
+        ({"dtype": "float64"}, r"compiled kernels compute in float32, not in float64"),
+        ({"backend": "torch"}, "attention_backend=torch fixes no order of sums"),
+    ],
+)
+def test_a_deterministic_engine_takes_compiled_kernels_alone(
+    settings: dict[str, Any], message: str
+) -> None:
+    assert resolved(deterministic=True).kernels == "numba"
+    with pytest.raises(ConfigError, match=message):
+        resolved(deterministic=True, **settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"quantization": "keep"}, r"quantization=keep is not legal with .*nearest: int8, none"),
+        (
+            {"quantization": "int8", "kernels": "torch"},
+            r"quantization=int8 is not legal with kernels=torch.*nearest: none",
+        ),
+    ],
+)
+def test_packed_weights_need_a_file_of_them_and_compiled_kernels(
+    settings: dict[str, Any], message: str
+) -> None:
+    assert resolved().quantization == "none"
+    asked = resolved(quantization="int8")
+    assert asked.quantization == "int8"
+    assert any(reason.startswith("quantization: int8;") for reason in asked.reasons)
+    with pytest.raises(ConfigError, match=message):
+        resolved(**settings)

@@ -10,7 +10,7 @@ import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
 
 from heddle.errors import ModelFileError
-from heddle.models.sources import default_cache_dir, resolve_model_path
+from heddle.models.sources import resolve_model_path
 
 
 @pytest.fixture
@@ -99,12 +99,3 @@ def test_offline_by_the_hub_librarys_own_setting(
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(ModelFileError, match=r"'owner/name' is neither a path here nor could it"):
         resolve_model_path("owner/name", download_dir=tmp_path)
-
-
-def test_the_cache_folder_follows_the_desktop_rule(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert default_cache_dir() == tmp_path / "heddle"
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    assert default_cache_dir() == Path.home() / ".cache" / "heddle"

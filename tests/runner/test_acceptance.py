@@ -16,6 +16,7 @@ from heddle.config.sampling import SamplingParams
 from heddle.runner.acceptance import accept
 from heddle.runner.sampler import Drawn, RowSampler, sample
 from heddle.step.batch import SampleSpec
+from heddle.step.draw_params import DrawParams
 
 VOCAB = 6
 EOS = 5
@@ -29,7 +30,7 @@ def model(tokens: tuple[int, ...]) -> torch.Tensor:
 
 def spec(params: SamplingParams, outputs: tuple[int, ...], **fields: Any) -> SampleSpec:
     return SampleSpec(
-        params=params,
+        params=DrawParams.of(params),
         seed=7,
         choice=1,
         position=len(outputs),
@@ -135,7 +136,7 @@ def test_nothing_is_needed_after_an_end(end: dict[str, Any]) -> None:
     rows = torch.zeros(2, VOCAB)
     rows[0, 4] = 9.0
     rows[1] = torch.nan
-    one = SampleSpec(params=params, seed=0, choice=0, position=0)
+    one = SampleSpec(params=DrawParams.of(params), seed=0, choice=0, position=0)
     one = msgspec.structs.replace(one, eos_token_ids=end.get("eos_token_ids", ()))
     two = msgspec.structs.replace(one, position=1)
     assert [drawn.token_id for drawn in accept(RowSampler(rows), 0, (4,), (one, two))] == [4]

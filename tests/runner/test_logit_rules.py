@@ -6,6 +6,7 @@ import torch
 from heddle.config.sampling import SamplingParams
 from heddle.runner.logit_rules import apply_rules, has_rules
 from heddle.step.batch import SampleSpec
+from heddle.step.draw_params import DrawParams
 
 INF = float("inf")
 
@@ -14,7 +15,7 @@ def spec(position: int = 0, **fields: object) -> SampleSpec:
     names = ("eos_token_ids", "prompt_token_ids", "output_token_ids", "bad_word_ids")
     own = {name: fields.pop(name) for name in names if name in fields}
     params = SamplingParams(**fields)  # type: ignore[arg-type]
-    return SampleSpec(params=params, seed=0, choice=0, position=position, **own)  # type: ignore[arg-type]
+    return SampleSpec(params=DrawParams.of(params), seed=0, choice=0, position=position, **own)  # type: ignore[arg-type]
 
 
 def applied(row: list[float], given: SampleSpec) -> list[float]:

@@ -7,8 +7,12 @@ import torch
 from heddle.config import SamplingParams
 from heddle.runner.results import collect_samples
 from heddle.step.batch import GlobalBatch, SampleSpec, ScheduledRequest
+from heddle.step.draw_params import DrawParams
+from heddle.step.packed import pack_table
 
-GREEDY = SampleSpec(params=SamplingParams(temperature=0.0), seed=0, choice=0, position=0)
+GREEDY = SampleSpec(
+    params=DrawParams.of(SamplingParams(temperature=0.0)), seed=0, choice=0, position=0
+)
 
 
 def request(
@@ -22,7 +26,7 @@ def request(
         request_id=request_id,
         token_ids=token_ids,
         num_computed_tokens=0,
-        block_tables=((1,),),
+        packed_tables=(pack_table([1]),),
         layout_fingerprint=0,
         samples=(GREEDY,) * samples,
         prompt_logprob_targets=targets,

@@ -13,12 +13,15 @@ from heddle.runner.draw import uniform
 from heddle.runner.logprobs import prompt_logprobs
 from heddle.runner.sampler import sample
 from heddle.step.batch import SampleSpec
+from heddle.step.draw_params import DrawParams
 
 
 def spec(*, seed: int = 0, choice: int = 0, position: int = 0, **fields: object) -> SampleSpec:
     own = {n: fields.pop(n) for n in ("forced_token_id", "return_logits") if n in fields}
     params = SamplingParams(**fields)  # type: ignore[arg-type]
-    return SampleSpec(params=params, seed=seed, choice=choice, position=position, **own)  # type: ignore[arg-type]
+    return SampleSpec(
+        params=DrawParams.of(params), seed=seed, choice=choice, position=position, **own
+    )  # type: ignore[arg-type]
 
 
 GREEDY = spec(temperature=0.0)

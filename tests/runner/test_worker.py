@@ -17,12 +17,16 @@ from heddle.config import ResolvedConfig, SamplingParams
 from heddle.errors import LayoutMismatch, PlanMismatch, UnsupportedError
 from heddle.runner.worker import RankWorker
 from heddle.step.batch import GlobalBatch, RankReply, SampleSpec, ScheduledRequest
+from heddle.step.draw_params import DrawParams
+from heddle.step.packed import pack_table
 from heddle.step.plan import plan
 from heddle.step.schedule import collective_schedule
 from tests.support.flagship import Case, resolve_case
 from tests.support.tiny import build_tiny
 
-GREEDY = SampleSpec(params=SamplingParams(temperature=0.0), seed=0, choice=0, position=0)
+GREEDY = SampleSpec(
+    params=DrawParams.of(SamplingParams(temperature=0.0)), seed=0, choice=0, position=0
+)
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +40,7 @@ def make_batch(worker: RankWorker, *, samples: tuple[SampleSpec, ...] = (GREEDY,
         request_id=3,
         token_ids=tuple(range(3, 23)),
         num_computed_tokens=0,
-        block_tables=((5, 2, 9, 1, 4),),
+        packed_tables=(pack_table([5, 2, 9, 1, 4]),),
         layout_fingerprint=fingerprint,
         samples=samples,
     )
@@ -87,7 +91,9 @@ def test_a_changed_message_is_refused_before_any_collective(folder: Path) -> Non
     def body(worker: RankWorker, world: TracingWorld) -> tuple[int, str]:
         batch = make_batch(worker)
         digest = plan(batch, worker.topology).digest
-        request = msgspec.structs.replace(batch.requests[0], block_tables=((5, 2, 9, 1, 6),))
+        request = msgspec.structs.replace(
+            batch.requests[0], packed_tables=(pack_table([5, 2, 9, 1, 6]),)
+        )
         damaged = msgspec.structs.replace(batch, requests=(request,))
         with pytest.raises(PlanMismatch, match="nothing was run") as caught:
             worker.execute(damaged, digest)
@@ -128,7 +134,7 @@ def test_nan_in_one_request_is_reported_and_leaves_its_neighbour(folder: Path) -
                 request_id=request_id,
                 token_ids=(11,),
                 num_computed_tokens=6,
-                block_tables=((block, block + 1),),
+                packed_tables=(pack_table([block, block + 1]),),
                 layout_fingerprint=fingerprint,
                 samples=(GREEDY,),
             )

@@ -14,12 +14,16 @@ from heddle.comm.tracing import TracingWorld
 from heddle.config import ResolvedConfig, SamplingParams
 from heddle.runner.worker import RankWorker
 from heddle.step.batch import GlobalBatch, SampleSpec, ScheduledRequest
+from heddle.step.draw_params import DrawParams
+from heddle.step.packed import pack_table
 from heddle.step.plan import plan
 from heddle.step.schedule import collective_schedule
 from tests.support.flagship import Case, resolve_case
 from tests.support.tiny import build_tiny
 
-GREEDY = SampleSpec(params=SamplingParams(temperature=0.0), seed=0, choice=0, position=0)
+GREEDY = SampleSpec(
+    params=DrawParams.of(SamplingParams(temperature=0.0)), seed=0, choice=0, position=0
+)
 VISITS = 3
 """Of a row in the tiny model: 3 of 5 experts, in one of its layers."""
 
@@ -36,7 +40,7 @@ def batch_of(worker: RankWorker, lengths: tuple[int, ...]) -> GlobalBatch:
             request_id=index,
             token_ids=tuple(range(3 + index, 3 + index + length)),
             num_computed_tokens=0,
-            block_tables=(tuple(range(1 + 8 * index, 1 + 8 * index + -(-length // 4))),),
+            packed_tables=(pack_table(range(1 + 8 * index, 1 + 8 * index + -(-length // 4))),),
             layout_fingerprint=worker.topology.fingerprint(),
             samples=(GREEDY,),
         )

@@ -14,12 +14,16 @@ from heddle.config import ParallelConfig, ResolvedConfig, SamplingParams
 from heddle.layout.mesh import Mesh
 from heddle.runner.worker import RankWorker
 from heddle.step.batch import GlobalBatch, SampleSpec, ScheduledRequest
+from heddle.step.draw_params import DrawParams
+from heddle.step.packed import pack_table
 from heddle.step.plan import plan
 from heddle.step.schedule import collective_schedule
 from tests.support.flagship import Case, resolve_case
 from tests.support.tiny import build_tiny
 
-GREEDY = SampleSpec(params=SamplingParams(temperature=0.0), seed=0, choice=0, position=0)
+GREEDY = SampleSpec(
+    params=DrawParams.of(SamplingParams(temperature=0.0)), seed=0, choice=0, position=0
+)
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +51,7 @@ def prompt_batch(worker: RankWorker, num_rows: int) -> GlobalBatch:
         request_id=3,
         token_ids=tuple(range(3, 3 + num_rows)),
         num_computed_tokens=0,
-        block_tables=((5, 2, 9, 1),),
+        packed_tables=(pack_table([5, 2, 9, 1]),),
         layout_fingerprint=worker.topology.fingerprint(),
         samples=(GREEDY,),
     )

@@ -12,19 +12,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from functools import cached_property
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from heddle.attention.state import AttentionState
+from heddle.kernels.paged_decode.plan import PagedPlan, RowWidths
+from heddle.layout.cache_rows import RowFormat
 from heddle.layout.heads import HeadRun
 
 IntArray = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class KeyRange:
     """Row i sees keys [first[i], end[i]) of those given; none where first[i] >= end[i]."""
 
@@ -32,6 +35,11 @@ class KeyRange:
     """`[R]`, or one number for all rows."""
     end: IntArray | int
     """`[R]`, or one number for all rows."""
+
+    @cached_property
+    def kept(self) -> dict[str, Any]:
+        """What a backend derives from the ranges, for the other layers of a step."""
+        return {}
 
 
 Visible = KeyRange | IntArray | int
@@ -82,6 +90,27 @@ class AttentionBackend(Protocol):
 
         Raises:
             ValueError: `visible` leaves [0, L], or has not one value per row.
+        """
+        ...
+
+
+@runtime_checkable
+class PagedBackend(AttentionBackend, Protocol):
+    """A backend that also meets stored rows where they lie, as they are kept."""
+
+    def attend_paged(
+        self,
+        query: torch.Tensor,
+        rows: torch.Tensor,
+        plan: PagedPlan,
+        widths: RowWidths,
+        runs: Sequence[HeadRun],
+        scale: float,
+        softcap: float = 0.0,
+        row_format: RowFormat | None = None,
+    ) -> AttentionState:
+        """As `heddle.kernels.paged_decode.reference`, which says what each argument is; `runs` as
+        for `attend`.
         """
         ...
 

@@ -6,8 +6,11 @@ Legend: `Kg` kv heads of a group, `G` query lanes of each.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from heddle.layout.heads import HeadRun
@@ -62,3 +65,22 @@ def group_runs(runs: Sequence[HeadRun]) -> list[HeadGroup]:
         elif end > start:
             groups.append(HeadGroup(kv_index, 1, start, end - start))
     return groups
+
+
+def heads_of_lanes(num_lanes: int, runs: Sequence[HeadRun]) -> npt.NDArray[np.int32]:
+    """`[num_lanes]`: the kv head that each lane reads, -1 for lanes in no run; read-only.
+
+    Example:
+        >>> heads_of_lanes(4, [HeadRun(0, 0, 1), HeadRun(1, 1, 3)]).tolist()
+        [0, 1, 1, -1]
+    """
+    return _heads_of_lanes(num_lanes, tuple(runs))
+
+
+@cache
+def _heads_of_lanes(num_lanes: int, runs: tuple[HeadRun, ...]) -> npt.NDArray[np.int32]:
+    heads = np.full(num_lanes, -1, dtype=np.int32)
+    for run in runs:
+        heads[run.start : run.end] = run.kv_index
+    heads.flags.writeable = False
+    return heads

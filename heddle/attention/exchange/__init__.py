@@ -4,38 +4,54 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import MappingProxyType
+from typing import NamedTuple
 
 from heddle.attention.exchange.base import Exchange
 from heddle.comm.base import Communicator
 from heddle.comm.solo import SoloCommunicator
 from heddle.errors import ConfigError
+from heddle.kernels.registry import Kernels
 
 
-def _create_ag_rs(replicas: Communicator, *, keeps_lse: bool, strict: bool) -> Exchange:  # noqa: ARG001 - one signature for all
+class _Settings(NamedTuple):
+    """What `create_exchange` was asked for."""
+
+    replicas: Communicator
+    keeps_lse: bool
+    strict: bool
+    kernels: Kernels | None
+
+
+def _create_ag_rs(settings: _Settings) -> Exchange:
     from heddle.attention.exchange.ag_rs import AllGatherReduceScatter
 
-    return AllGatherReduceScatter(strict=strict)
+    return AllGatherReduceScatter(strict=settings.strict, kernels=settings.kernels)
 
 
-def _create_ag_ar(replicas: Communicator, *, keeps_lse: bool, strict: bool) -> Exchange:  # noqa: ARG001
+def _create_ag_ar(settings: _Settings) -> Exchange:
     from heddle.attention.exchange.ag_ar import AllGatherAllReduce
 
-    return AllGatherAllReduce(strict=strict)
+    return AllGatherAllReduce(strict=settings.strict, kernels=settings.kernels)
 
 
-def _create_a2a(replicas: Communicator, *, keeps_lse: bool, strict: bool) -> Exchange:  # noqa: ARG001
+def _create_a2a(settings: _Settings) -> Exchange:
     from heddle.attention.exchange.a2a import AllToAll
 
-    return AllToAll(strict=strict)
+    return AllToAll(strict=settings.strict, kernels=settings.kernels)
 
 
-def _create_a2a_fine(replicas: Communicator, *, keeps_lse: bool, strict: bool) -> Exchange:
+def _create_a2a_fine(settings: _Settings) -> Exchange:
     from heddle.attention.exchange.a2a_fine import FineAllToAll
 
-    return FineAllToAll(replicas, keeps_lse=keeps_lse, strict=strict)
+    return FineAllToAll(
+        settings.replicas,
+        keeps_lse=settings.keeps_lse,
+        strict=settings.strict,
+        kernels=settings.kernels,
+    )
 
 
-EXCHANGES: MappingProxyType[str, Callable[..., Exchange]] = MappingProxyType(
+EXCHANGES: MappingProxyType[str, Callable[[_Settings], Exchange]] = MappingProxyType(
     {
         "ag_rs": _create_ag_rs,
         "ag_ar": _create_ag_ar,
@@ -52,6 +68,7 @@ def create_exchange(
     *,
     keeps_lse: bool = True,
     strict: bool = False,
+    kernels: Kernels | None = None,
 ) -> Exchange:
     """Make an exchange.
 
@@ -61,6 +78,7 @@ def create_exchange(
         keeps_lse: the merged lse is needed, not the output alone.
         strict: raise on NaN or inf where keys were seen. Otherwise such rows come out as NaN, so
             that one request fails and the others go on.
+        kernels: who packs and merges; None: torch.
 
     Raises:
         ConfigError: unknown name.
@@ -70,4 +88,4 @@ def create_exchange(
             f"exchange {name!r} is not known; the exchanges are {', '.join(EXCHANGES)}"
         )
     group = SoloCommunicator() if replicas is None else replicas
-    return EXCHANGES[name](group, keeps_lse=keeps_lse, strict=strict)
+    return EXCHANGES[name](_Settings(group, keeps_lse, strict, kernels))

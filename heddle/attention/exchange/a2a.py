@@ -11,6 +11,8 @@ import torch
 from heddle.attention.exchange.placement import Placement
 from heddle.attention.state import AttentionState, merge
 from heddle.comm.base import Communicator
+from heddle.kernels.registry import Kernels, create_kernels
+from heddle.kernels.state_pack.reference import Grid
 
 
 class AllToAll:
@@ -18,8 +20,15 @@ class AllToAll:
 
     name = "a2a"
 
-    def __init__(self, *, strict: bool = False) -> None:
+    def __init__(self, *, strict: bool = False, kernels: Kernels | None = None) -> None:
+        """Note who packs and merges.
+
+        Args:
+            strict: raise on NaN or inf where keys were seen.
+            kernels: of this rank; None: torch.
+        """
         self._strict = strict
+        self._kernels = kernels or create_kernels("torch")
 
     def merge(
         self,
@@ -29,8 +38,11 @@ class AllToAll:
         dcp: Communicator,
     ) -> AttentionState:
         """See `Exchange.merge`."""
-        blocks = placement.destinations(packed(state))
-        return merge_blocks(blocks, visible, placement, dcp, strict=self._strict)
+        grid = Grid(placement.num_replicas, placement.slice_size, placement.is_copy)
+        blocks = self._kernels.state_pack(state.out, state.lse, grid)
+        return merge_blocks(
+            blocks, visible, placement, dcp, strict=self._strict, kernels=self._kernels
+        )
 
 
 def packed(state: AttentionState) -> torch.Tensor:
@@ -50,6 +62,7 @@ def merge_blocks(
     dcp: Communicator,
     *,
     strict: bool = False,
+    kernels: Kernels | None = None,
 ) -> AttentionState:
     """Send each rank the partials of its own rows and heads, and merge what arrives.
 
@@ -59,7 +72,8 @@ def merge_blocks(
         placement: of these rows.
         dcp: the group.
         strict: see `merge`.
+        kernels: who merges; None: torch.
     """
     received = dcp.all_to_all(blocks)
     seen = placement.own(placement.seen(visible), dim=1)  # [N, n, h]: what has arrived
-    return merge(unpacked(received), seen, strict=strict)
+    return merge(unpacked(received), seen, strict=strict, kernels=kernels)

@@ -21,6 +21,8 @@ from heddle.attention.exchange.a2a import packed, unpacked
 from heddle.attention.exchange.placement import Placement
 from heddle.attention.state import AttentionState, merge
 from heddle.comm.base import Communicator
+from heddle.kernels.registry import Kernels, create_kernels
+from heddle.kernels.state_pack.reference import Grid
 
 
 class FineAllToAll:
@@ -29,7 +31,12 @@ class FineAllToAll:
     name = "a2a_fine"
 
     def __init__(
-        self, replicas: Communicator, *, keeps_lse: bool = False, strict: bool = False
+        self,
+        replicas: Communicator,
+        *,
+        keeps_lse: bool = False,
+        strict: bool = False,
+        kernels: Kernels | None = None,
     ) -> None:
         """Note how results are shared.
 
@@ -38,10 +45,12 @@ class FineAllToAll:
             keeps_lse: share the lse too; needed where something is merged later, such as sinks.
                 Else it comes out as NaN.
             strict: raise on NaN or inf where keys were seen.
+            kernels: who packs and merges; None: torch.
         """
         self._replicas = replicas
         self._keeps_lse = keeps_lse
         self._strict = strict
+        self._kernels = kernels or create_kernels("torch")
 
     def merge(
         self,
@@ -60,10 +69,11 @@ class FineAllToAll:
                 f"a2a_fine cuts {placement.lanes} head lanes of copied rows in "
                 f"{placement.num_replicas}; is_copy={placement.is_copy}"
             )
-        blocks = _fine(packed(state), placement.world_size)
+        heads_only = Grid(1, placement.world_size, is_copy=True)
+        blocks = self._kernels.state_pack(state.out, state.lse, heads_only)
         arrived = unpacked(dcp.all_to_all(blocks))  # [N, n, h / P']
         seen = _fine(placement.seen(visible).movedim(0, -1), placement.world_size)[dcp.rank]
-        merged = merge(arrived, seen.movedim(-1, 0), strict=self._strict)
+        merged = merge(arrived, seen.movedim(-1, 0), strict=self._strict, kernels=self._kernels)
         return self._shared(merged)
 
     def _shared(self, merged: AttentionState) -> AttentionState:

@@ -12,6 +12,7 @@ from heddle.attention.exchange.placement import Placement
 from heddle.attention.exchange.weighted import weigh_own
 from heddle.attention.state import AttentionState
 from heddle.comm.base import Communicator
+from heddle.kernels.registry import Kernels
 
 
 class AllGatherReduceScatter:
@@ -19,8 +20,15 @@ class AllGatherReduceScatter:
 
     name = "ag_rs"
 
-    def __init__(self, *, strict: bool = False) -> None:
+    def __init__(self, *, strict: bool = False, kernels: Kernels | None = None) -> None:
+        """Note who weighs.
+
+        Args:
+            strict: raise on NaN or inf where keys were seen.
+            kernels: of this rank; None: torch.
+        """
         self._strict = strict
+        self._kernels = kernels
 
     def merge(
         self,
@@ -30,6 +38,8 @@ class AllGatherReduceScatter:
         dcp: Communicator,
     ) -> AttentionState:
         """See `Exchange.merge`."""
-        term = weigh_own(state, placement.seen(visible), dcp, strict=self._strict)
+        term = weigh_own(
+            state, placement.seen(visible), dcp, strict=self._strict, kernels=self._kernels
+        )
         out = dcp.reduce_scatter(placement.destinations(term.out))
         return AttentionState(out, placement.own(term.lse))

@@ -15,6 +15,7 @@ from typing import Protocol
 
 import torch
 
+from heddle.kernels.paged_decode.plan import RowWidths
 from heddle.layout.heads import HeadRun
 
 
@@ -51,6 +52,11 @@ class AttentionKind(Protocol):
     @property
     def staying_query(self) -> torch.Tensor:
         """`[M, h, D]`: query against expanded rows."""
+        ...
+
+    @property
+    def widths(self) -> RowWidths:
+        """Where key and value lie in the elements of a stored row."""
         ...
 
     def stored(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -8,7 +8,20 @@ from collections.abc import Sequence
 
 import torch
 
+from heddle.kernels.paged_decode.plan import RowWidths
 from heddle.layout.heads import HeadRun
+
+
+def side_by_side(key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """`[M, Ks, D]` each -> `[M, Ks, 2D]`; the tensor itself where they are halves of one."""
+    width = key.shape[-1]
+    if (
+        key.stride() == value.stride() == (2 * width * key.shape[1], 2 * width, 1)
+        and value.storage_offset() == key.storage_offset() + width
+        and key.untyped_storage().data_ptr() == value.untyped_storage().data_ptr()
+    ):
+        return key.as_strided((*key.shape[:2], 2 * width), key.stride())
+    return torch.cat((key, value), dim=-1)
 
 
 class GQAKind:
@@ -31,7 +44,12 @@ class GQAKind:
         self.sinks = sinks
         self.travelling_query = query
         self.staying_query = query[:, own_lanes]
-        self.rows = torch.cat((key, value), dim=-1)  # [M, Ks, 2D]
+        self.rows = side_by_side(key, value)  # [M, Ks, 2D]
+
+    @property
+    def widths(self) -> RowWidths:
+        """Key, then value."""
+        return RowWidths(self.head_dim, self.head_dim, self.head_dim)
 
     def stored(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Key and value halves of stored rows, as views."""

@@ -16,6 +16,7 @@ from functools import cached_property
 
 import torch
 
+from heddle.kernels.paged_decode.plan import RowWidths
 from heddle.layout.heads import HeadRun
 
 
@@ -54,6 +55,11 @@ class MLAKind:
         """`[M, h, nope + rope]`: per head."""
         own = self.own_lanes
         return torch.cat((self.query_nope[:, own], self.query_rope[:, own]), dim=-1)
+
+    @property
+    def widths(self) -> RowWidths:
+        """The whole row is the key, its latent part the value."""
+        return RowWidths(self.rows.shape[-1], 0, self.latent_width)
 
     def stored(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The whole row is the key, its latent part the value."""

@@ -75,6 +75,6 @@ def _requests(
             yield RequestRows(
                 rows=rows,
                 positions=step.rows.position[global_rows[rows]],
-                block_table=np.asarray(request.block_tables[SPARSE_GROUP], dtype=np.int64),
+                block_table=request.table(SPARSE_GROUP),
                 layout=topology.kv_layout(SPARSE_GROUP, request.start_rank),
             )

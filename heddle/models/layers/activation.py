@@ -14,14 +14,10 @@ from typing import Literal
 import torch
 from torch.nn import functional
 
+from heddle.kernels.registry import Kernels
+
 Activation = Callable[[torch.Tensor], torch.Tensor]
 """`[M, 2i]` -> `[M, i]`."""
-
-
-def gated_silu(gate_up: torch.Tensor) -> torch.Tensor:
-    """`silu(first half) * second half`."""
-    gate, up = gate_up.chunk(2, dim=-1)
-    return functional.silu(gate).mul_(up)
 
 
 def gated_gelu_tanh(gate_up: torch.Tensor) -> torch.Tensor:
@@ -47,7 +43,6 @@ class ClampedSwiGLU:
         return (gate * self.alpha).sigmoid_().mul_(gate).mul_(up.add_(1))
 
 
-ACTIVATIONS: dict[Literal["silu", "gelu_tanh"], Activation] = {
-    "silu": gated_silu,
-    "gelu_tanh": gated_gelu_tanh,
-}
+def activation_of(name: Literal["silu", "gelu_tanh"], kernels: Kernels) -> Activation:
+    """The activation that a configuration names."""
+    return kernels.silu_mul if name == "silu" else gated_gelu_tanh

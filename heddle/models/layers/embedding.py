@@ -3,8 +3,8 @@
 Rank i holds ids `[floor(n*i/tp), floor(n*(i+1)/tp))`. A lookup sums over ranks, all but one of
 which give zeros; logits are gathered, each rank's slice padded to the largest, then trimmed.
 
-The matrix is laid out `[E, ids]`, which the product for the logits reads in order; a lookup picks
-columns, so that tied weights need no second copy.
+The matrix lies `[E, ids]`, plain or packed, which the product for the logits reads in order; a
+lookup picks columns, so that tied weights need no second copy.
 """
 
 from __future__ import annotations
@@ -14,8 +14,12 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
+from heddle.kernels.linear.base import SegmentsPart, Weight
+from heddle.kernels.linear.reference import linear
+from heddle.kernels.registry import LinearKernel
 from heddle.layout.cut import cut
 from heddle.models.layers.shard import Shard
+from heddle.models.weights.forms import MatrixPart, weight_of
 from heddle.models.weights.loader import WeightLoader
 
 
@@ -23,9 +27,11 @@ from heddle.models.weights.loader import WeightLoader
 class VocabularyShard:
     """This rank's ids of an embedding or of the output matrix."""
 
-    weight: torch.Tensor  # [E, ids of this rank]
+    weight: Weight  # [E, ids of this rank]
     vocab_size: int
     shard: Shard
+    product: LinearKernel = linear
+    """Takes the weight in its form."""
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Hidden rows of tokens.
@@ -44,7 +50,9 @@ class VocabularyShard:
         return self.shard.sum(rows.masked_fill_(is_elsewhere[:, None], 0))
 
     def _rows(self, local_ids: torch.Tensor) -> torch.Tensor:
-        return self.weight.index_select(1, local_ids).t().contiguous()
+        if isinstance(self.weight, torch.Tensor):
+            return self.weight.index_select(1, local_ids).t().contiguous()
+        return self.weight.columns(local_ids)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Scores of every token.
@@ -55,7 +63,7 @@ class VocabularyShard:
         Returns:
             `[R, vocab_size]`, same on all ranks.
         """
-        local = hidden @ self.weight
+        local = self.product(hidden, self.weight)
         size = self.shard.size
         if size == 1:
             return local
@@ -72,6 +80,7 @@ def load_vocabulary(
     """Load a rank's rows of the matrix called `name`."""
     first, last = shard.cut(vocab_size)
     loader.check(f"{name}.weight", (vocab_size, hidden_size))
-    weight = loader.turned_zeros(last - first, hidden_size)
+    weight = loader.matrix([MatrixPart(f"{name}.weight", last - first)], hidden_size)
+    assert not isinstance(weight, SegmentsPart), "it has one part"
     loader.fill(weight, f"{name}.weight", (vocab_size, hidden_size), (first, last))
-    return VocabularyShard(weight.t().contiguous(), vocab_size, shard)
+    return VocabularyShard(weight_of(weight), vocab_size, shard, loader.kernels.linear)

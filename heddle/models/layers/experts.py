@@ -16,7 +16,9 @@ from itertools import chain
 import torch
 
 from heddle.config.model import MoEConfig
-from heddle.models.layers.activation import Activation, ClampedSwiGLU, gated_silu
+from heddle.kernels.registry import Kernels
+from heddle.kernels.silu_mul.reference import silu_mul
+from heddle.models.layers.activation import Activation, ClampedSwiGLU
 from heddle.models.layers.shard import Shard
 from heddle.models.weights.loader import Piece, WeightLoader
 from heddle.models.weights.source import Span
@@ -28,7 +30,7 @@ class ExpertWeights:
 
     gate_up: torch.Tensor  # [x, E, 2i]
     down: torch.Tensor  # [x, i, E]
-    activation: Activation = gated_silu
+    activation: Activation = silu_mul
     gate_up_bias: torch.Tensor | None = None  # [x, 2i]
     down_bias: torch.Tensor | None = None  # [x, E]; on one rank of a sum
     first: int = 0
@@ -99,9 +101,9 @@ def load_experts(
     return _load_fused(loader, shard, name, hidden_size, config, storage)
 
 
-def _activation(config: MoEConfig) -> Activation:
+def _activation(config: MoEConfig, kernels: Kernels) -> Activation:
     if config.swiglu_limit is None:
-        return gated_silu
+        return kernels.silu_mul
     return ClampedSwiGLU(config.swiglu_alpha, config.swiglu_limit)
 
 
@@ -156,7 +158,7 @@ def _load_fused(
     pieces = [Piece(target, rows=held, depth=part) for target, part in targets]
     loader.fill_pieces(f"{name}.gate_up_proj", into, pieces)
     loader.fill(down, f"{name}.down_proj", out_of, held, span)
-    activation = _activation(config)
+    activation = _activation(config, loader.kernels)
     if not config.has_expert_bias:
         return ExpertWeights(gate_up, down, activation, first=held[0])
     gate_up_bias, down_bias = _load_fused_biases(loader, held, spans, name, hidden_size, config)

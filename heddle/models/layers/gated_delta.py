@@ -120,7 +120,7 @@ def load_gated_delta(
         key_index=torch.tensor(layout.key_index(rank), device=loader.device),
         decay_rate=rate,
         decay_bias=load_head_vector(loader, f"{name}.dt_bias", config.num_heads, heads),
-        norm=RMSNorm(norm, context.config.rms_norm_eps),
+        norm=RMSNorm(norm, context.config.rms_norm_eps, loader.kernels),
         output=load_rows(
             loader,
             context.shard,
@@ -169,4 +169,4 @@ def _load_projection(
         (2 * config.num_heads, hidden_size),
         [*head_span(0, 2 * ratio, 1), *head_span(ratio, 2 * ratio, 1)],
     )
-    return Linear.of(torch.cat([mixed, scalars]))
+    return Linear.of(torch.cat([mixed, scalars]), loader=loader)

@@ -46,13 +46,15 @@ class Indexer:
     def __call__(self, x: torch.Tensor, query_latent: torch.Tensor, rotation: Turn) -> IndexRows:
         """`[M, E]` and `[M, rank]`, both normalised -> what attention needs of these rows."""
         assert isinstance(rotation, Rotation), "sparse layers have a rotary embedding"
-        turn = replace(rotation, interleaved=self.sparse.interleaved)
+        turns = rotation.turns._replace(interleaved=self.sparse.interleaved)
+        turn = replace(rotation, turns=turns)
         heads, width = self.sparse.num_heads, self.sparse.head_dim
         query = self.query_up(query_latent).view(len(x), heads, width)
         key = functional.layer_norm(
             self.key_down(x), (width,), self.key_norm, self.key_norm_bias, _NORM_EPS
         )
-        weights = self.weights(x.to(self.weights.weight.dtype)) * (heads * width) ** -0.5
+        wide = torch.promote_types(x.dtype, torch.float32)
+        weights = self.weights(x.to(wide)) * (heads * width) ** -0.5
         return IndexRows(
             self._rotate(query, turn), self._rotate(key.unsqueeze(1), turn).squeeze(1), weights
         )
@@ -87,8 +89,12 @@ def load_indexer(
     return Indexer(
         sparse=sparse,
         rope_width=rope_width,
-        query_up=Linear.of(loader.load(f"{name}.wq_b.weight", (heads * width, query_rank))),
-        key_down=Linear.of(loader.load(f"{name}.wk.weight", (width, hidden_size))),
+        query_up=Linear.of(
+            loader.load(f"{name}.wq_b.weight", (heads * width, query_rank)), loader=loader
+        ),
+        key_down=Linear.of(
+            loader.load(f"{name}.wk.weight", (width, hidden_size)), loader=loader
+        ),
         key_norm=loader.load(f"{name}.k_norm.weight", (width,)),
         key_norm_bias=loader.load(f"{name}.k_norm.bias", (width,)),
         weights=Linear.of(

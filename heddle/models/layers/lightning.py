@@ -81,7 +81,7 @@ def load_lightning(
     wide = torch.promote_types(loader.dtype, torch.float32)
     return Lightning(
         layer=layer,
-        projection=Linear.of(torch.cat([mixed, gate])),
+        projection=Linear.of(torch.cat([mixed, gate]), loader=loader),
         log_decay=decays[first:last].to(loader.device, wide),
         norm=load_head_group_norm(loader, context.shard, layout, f"{name}.norm", _NORM_EPS),
         output=load_rows(

@@ -152,6 +152,7 @@ def _load_projection(context: BuildContext, layout: RecurrentLayout, name: str) 
     size = values + channels + config.num_heads
     shape = (size, context.config.hidden_size)
     weight = load_spans(context.loader, f"{name}.in_proj.weight", shape, spans)
-    if not config.has_projection_bias:
-        return Linear.of(weight)
-    return Linear.of(weight, load_spans(context.loader, f"{name}.in_proj.bias", (size,), spans))
+    bias = None
+    if config.has_projection_bias:
+        bias = load_spans(context.loader, f"{name}.in_proj.bias", (size,), spans)
+    return Linear.of(weight, bias, loader=context.loader)

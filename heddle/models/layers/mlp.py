@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 
 from heddle.attention.base import StepOps
-from heddle.models.layers.activation import Activation, gated_silu
+from heddle.kernels.silu_mul.reference import silu_mul
+from heddle.models.layers.activation import Activation
 from heddle.models.layers.linear import ColumnPart, Linear, load_columns, load_rows
 from heddle.models.layers.shard import Shard
 from heddle.models.weights.loader import WeightLoader
@@ -20,7 +21,7 @@ class MLP:
     gate_up: Linear
     """Gate outputs, then up outputs."""
     down: Linear
-    activation: Activation = gated_silu
+    activation: Activation = silu_mul
 
     def __call__(self, x: torch.Tensor, ops: StepOps | None = None) -> torch.Tensor:
         """`[M, E]` -> this rank's part of the sum, `[M, E]`; adapters need the step."""
@@ -35,7 +36,7 @@ def load_mlp(
     inner_size: int,
     *,
     has_bias: bool = False,
-    activation: Activation = gated_silu,
+    activation: Activation | None = None,
     fused: str | None = None,
 ) -> MLP:
     """Load a rank's share of a block.
@@ -47,7 +48,7 @@ def load_mlp(
         hidden_size: `E`.
         inner_size: of the whole block.
         has_bias: all of its matrices have one.
-        activation: of the gate.
+        activation: of the gate; None: silu.
         fused: what the checkpoint calls one matrix of gate, then up; None: it has two.
     """
     first, last = span = shard.cut(inner_size)
@@ -66,5 +67,5 @@ def load_mlp(
         down=load_rows(
             loader, shard, f"{name}.down_proj", hidden_size, inner_size, span, has_bias=has_bias
         ),
-        activation=activation,
+        activation=activation or loader.kernels.silu_mul,
     )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 
 import torch
-from torch.nn import functional
+
+from heddle.kernels.registry import Kernels, create_kernels
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,20 +20,12 @@ class RMSNorm:
     weight: torch.Tensor
     """`[n]`, or `[heads, n]` for a norm over each head."""
     eps: float
+    kernels: Kernels = field(default_factory=partial(create_kernels, "torch"), repr=False)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """`[..., n]` -> `[..., n]`, same dtype; zeros stay zeros."""
-        if self.weight.dtype != x.dtype:
-            return plain_norm(x.to(self.weight.dtype), self.eps).mul_(self.weight).to(x.dtype)
-        return plain_norm(x, self.eps).mul_(self.weight)
+        return self.kernels.rms_norm(x, self.weight, self.eps)
 
-
-def plain_norm(x: torch.Tensor, eps: float) -> torch.Tensor:
-    """The norm without a weight, a fresh tensor: `[..., n]` -> `[..., n]`, same dtype."""
-    size = x.shape[-1]
-    if x.is_cpu and x.dtype.itemsize >= 4:
-        # The library call is a chain of passes here: 512 rows of 576 take it 3.7 times as long.
-        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-        scaled: torch.Tensor = x * length.square_().div_(size).add_(eps).rsqrt_()
-        return scaled
-    return functional.rms_norm(x, (size,), None, eps)
+    def of_sum(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """The norm of `x + residual`, which `x` becomes; shapes as above."""
+        return self.kernels.add_rms_norm(x, residual, self.weight, self.eps)

@@ -32,6 +32,7 @@ import torch
 
 from heddle.config.model import RopeConfig
 from heddle.config.rope import depends_on_length
+from heddle.kernels.rotate.reference import Turns, turn
 from heddle.models.scale import attention_factor
 
 
@@ -41,6 +42,11 @@ class Turn(Protocol):
     @property
     def positions(self) -> torch.Tensor:
         """`[M]` int64, for whatever else depends on them."""
+        ...
+
+    @property
+    def turns(self) -> Turns | None:
+        """What rows are turned by; None: they are not."""
         ...
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -53,6 +59,7 @@ class NoRotation:
     """Rows of a layer without rotary embedding stay as they are."""
 
     positions: torch.Tensor
+    turns: None = None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """`x` itself."""
@@ -61,36 +68,21 @@ class NoRotation:
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """Cosines and sines of a step, `[M, 1, D/2]`, with the attention factor applied."""
+    """Rows are turned by the angles of a step, the attention factor applied."""
 
-    cos: torch.Tensor
-    sin: torch.Tensor
-    interleaved: bool
+    turns: Turns
     positions: torch.Tensor
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Turn rows.
 
         Args:
-            x: `[M, heads, D]`, or wider: elements past the first D stay as they are. Pairs are
-                (j, j + D/2), or (2j, 2j + 1) when interleaved.
+            x: `[M, heads, D]`, or wider: elements past the first D stay as they are.
 
         Returns:
             The shape of `x`, contiguous, pairs where they were.
         """
-        out = torch.empty_like(x, memory_format=torch.contiguous_format)
-        width = 2 * self.cos.shape[-1]
-        out[..., width:] = x[..., width:]
-        (x1, x2), (y1, y2) = self._pairs(x[..., :width]), self._pairs(out[..., :width])
-        torch.mul(x1, self.cos, out=y1).addcmul_(x2, self.sin, value=-1)
-        torch.mul(x2, self.cos, out=y2).addcmul_(x1, self.sin)
-        return out
-
-    def _pairs(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        if self.interleaved:
-            return x[..., 0::2], x[..., 1::2]
-        half = x.shape[-1] // 2
-        return x[..., :half], x[..., half:]
+        return turn(x, self.turns)
 
 
 class Rotary:
@@ -126,12 +118,8 @@ class Rotary:
         """
         angles = positions.to(self._angle_dtype)[:, None] * self._frequencies_for(lengths)
         cos, sin = angles.cos() * self._factor, angles.sin() * self._factor
-        return Rotation(
-            cos.to(self._dtype)[:, None],
-            sin.to(self._dtype)[:, None],
-            self._interleaved,
-            positions,
-        )
+        cos, sin = cos.to(self._dtype)[:, None], sin.to(self._dtype)[:, None]
+        return Rotation(Turns(cos, sin, self._interleaved), positions)
 
     def _frequencies_for(self, lengths: torch.Tensor | None) -> torch.Tensor:
         """`[D/2]`, or `[M, D/2]` where rows differ."""

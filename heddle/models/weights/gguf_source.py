@@ -119,33 +119,44 @@ class GgufSource:
         """A slice of a tensor, as float32; see `WeightSource.read`."""
         assert depth is None, "nothing beyond matrices is read from these files"
         tensor = self._tensors[self._stored[name]]
-        start, end = rows or (0, tensor.shape[0])
-        if self._paired_head_dim is None or not _ROTARY_PATTERN.fullmatch(name):
-            part = self._cut(tensor, (start, end), cols)
-        else:
-            # Whole heads, put in order, then trimmed.
-            width = self._paired_head_dim
-            first, last = start // width * width, -(-end // width) * width
-            part = _unpair(self._cut(tensor, (first, last), cols), width)[
-                start - first : end - first
-            ]
+        kind = gguf.GGMLQuantizationType(tensor.type_id)
+        block, _ = gguf.GGML_QUANT_SIZES[kind]
+        start, end = cols or (0, tensor.shape[1] if len(tensor.shape) > 1 else 1)
+        first = start // block * block
+        stored = self.read_blocks(name, rows, (first, end))
+        flat = stored.reshape(stored.shape[0], stored.shape[1] * stored.shape[2])
+        part = _dequantize(flat, kind)[:, start - first : end - first]
         return torch.from_numpy(np.ascontiguousarray(part if len(tensor.shape) > 1 else part[:, 0]))
 
-    def _cut(self, tensor: GgufTensor, rows: Span, cols: Span | None) -> npt.NDArray[np.float32]:
-        """Rows and columns of a stored matrix `[n, m]`; a vector `[n]` counts as `[n, 1]`."""
+    def stored_kind(self, name: str) -> str:
+        """What GGML calls the form of a tensor."""
+        return str(gguf.GGMLQuantizationType(self._tensors[self._stored[name]].type_id).name)
+
+    def read_blocks(
+        self, name: str, rows: Span | None = None, cols: Span | None = None
+    ) -> npt.NDArray[np.uint8]:
+        """`[rows, blocks, bytes of a block]`, a copy; see `BlockSource.read_blocks`."""
+        tensor = self._tensors[self._stored[name]]
+        start, end = rows or (0, tensor.shape[0])
+        if self._paired_head_dim is None or not _ROTARY_PATTERN.fullmatch(name):
+            return self._cut(tensor, (start, end), cols)
+        # Whole heads, put in order, then trimmed.
+        width = self._paired_head_dim
+        first, last = start // width * width, -(-end // width) * width
+        return _unpair(self._cut(tensor, (first, last), cols), width)[start - first : end - first]
+
+    def _cut(self, tensor: GgufTensor, rows: Span, cols: Span | None) -> npt.NDArray[np.uint8]:
+        """Rows and whole blocks of a stored matrix `[n, m]`; a vector `[n]` counts as `[n, 1]`."""
         num_cols = tensor.shape[1] if len(tensor.shape) > 1 else 1
         start, end = cols or (0, num_cols)
-        kind = gguf.GGMLQuantizationType(tensor.type_id)
-        block, block_bytes = gguf.GGML_QUANT_SIZES[kind]
-        first, last = start // block, -(-end // block)
+        block, block_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(tensor.type_id)]
         row_bytes = num_cols // block * block_bytes
         begin = tensor.offset + rows[0] * row_bytes
         end_byte = begin + (rows[1] - rows[0]) * row_bytes
         self._file.use(begin, end_byte)
         stored = self._bytes[begin:end_byte]
-        blocks = stored.reshape(rows[1] - rows[0], row_bytes)
-        part = np.array(blocks[:, first * block_bytes : last * block_bytes])
-        return _dequantize(part, kind)[:, start - first * block : end - first * block]
+        blocks = stored.reshape(rows[1] - rows[0], num_cols // block, block_bytes)
+        return np.array(blocks[:, start // block : -(-end // block)])
 
 
 def _dequantize(stored: npt.NDArray[np.uint8], kind: Any) -> npt.NDArray[np.float32]:
@@ -204,7 +215,7 @@ def _paired_head_dim(fields: Fields) -> int | None:
     return fields.integer(f"{name}.embedding_length") // heads
 
 
-def _unpair(rows: npt.NDArray[np.float32], head_dim: int) -> npt.NDArray[np.float32]:
-    """Rows in the order (head, pair, half) -> (head, half, pair)."""
-    heads = rows.reshape(-1, head_dim // 2, 2, rows.shape[1])
+def _unpair(rows: npt.NDArray[np.uint8], head_dim: int) -> npt.NDArray[np.uint8]:
+    """Rows `[n, blocks, bytes]` in the order (head, pair, half) -> (head, half, pair)."""
+    heads = rows.reshape(-1, head_dim // 2, 2, *rows.shape[1:])
     return heads.swapaxes(1, 2).reshape(rows.shape)

@@ -21,7 +21,16 @@ from dataclasses import dataclass
 import torch
 
 from heddle.errors import ModelFileError
+from heddle.kernels.linear.base import PackedPart, Weight
+from heddle.kernels.registry import Kernels, create_kernels
 from heddle.models.adapters.slots import AdapterSite, AdapterSlots
+from heddle.models.weights.forms import (
+    MatrixPart,
+    QuantizationName,
+    Target,
+    WeightForms,
+    fill,
+)
 from heddle.models.weights.source import PrefetchingSource, Span, WeightSource
 
 Progress = Callable[[int, int], None]
@@ -44,7 +53,7 @@ _ROWS_TOGETHER = 128
 class Piece:
     """A slice of a checkpoint tensor, and where it goes."""
 
-    target: torch.Tensor
+    target: torch.Tensor | PackedPart
     rows: Span | None = None
     cols: Span | None = None
     depth: Span | None = None
@@ -61,6 +70,8 @@ class WeightLoader:
         ignored: regular expressions of further names that need not be loaded.
         progress: told after each tensor.
         adapter_slots: gets the slots of every product that takes adapters; None: none does.
+        kernels: handed to the layers that are loaded; None: torch.
+        quantization: of matrices that a product takes.
     """
 
     def __init__(
@@ -72,9 +83,13 @@ class WeightLoader:
         ignored: tuple[str, ...] = (),
         progress: Progress | None = None,
         adapter_slots: list[AdapterSlots] | None = None,
+        kernels: Kernels | None = None,
+        quantization: QuantizationName = "none",
     ) -> None:
         self.dtype = dtype
         self.device = device
+        self.kernels = kernels or create_kernels("torch")
+        self.forms = WeightForms(self.kernels, dtype, device, source, quantization)
         self._source = source
         pattern = re.compile("|".join((*_DERIVED, *ignored)))
         self._names = frozenset(source.names())
@@ -88,9 +103,15 @@ class WeightLoader:
         """A parameter to be filled in parts."""
         return torch.zeros(shape, dtype=self.dtype, device=self.device)
 
-    def turned_zeros(self, num_outputs: int, num_inputs: int) -> torch.Tensor:
-        """A matrix `[out, in]` to be filled, whose transpose is contiguous in memory."""
-        return self.zeros(num_inputs, num_outputs).t()
+    def matrix(
+        self, parts: Sequence[MatrixPart], num_inputs: int, inputs: Span | None = None
+    ) -> Target:
+        """A product's weight `[out, in]`, zeros to be filled; see `WeightForms.create`."""
+        return self.forms.create(parts, num_inputs, inputs or (0, num_inputs))
+
+    def pack(self, weight: torch.Tensor) -> Weight:
+        """A matrix `[out, in]` that was put together from parts, as products take it."""
+        return self.forms.pack(weight)
 
     def take_adapters(self, sites: Sequence[AdapterSite]) -> AdapterSlots | None:
         """Slots for adapters of a product, known to whoever asked for the model.
@@ -135,7 +156,7 @@ class WeightLoader:
 
     def fill(
         self,
-        target: torch.Tensor,
+        target: torch.Tensor | PackedPart,
         name: str,
         shape: tuple[int, ...],
         rows: Span | None = None,
@@ -151,7 +172,7 @@ class WeightLoader:
         for chunk, following in zip(chunks, [*chunks[1:], None], strict=True):
             if following is not None:
                 self._prefetch(name, following)
-            _copy(chunk.target, self._source.read(name, chunk.rows, chunk.cols, chunk.depth))
+            fill(chunk.target, self._source, name, (chunk.rows, chunk.cols, chunk.depth))
         self._pending.discard(name)
         self._loaded.add(name)
         if self._progress is not None:
@@ -251,11 +272,3 @@ def _cuts(spans: Sequence[Span]) -> Iterator[tuple[Span, ...]]:
     step = max(1, step)
     edges = [start, *range((start // step + 1) * step, end, step), end]
     yield from ((edge, *rest) for edge in itertools.pairwise(edges))
-
-
-def _copy(target: torch.Tensor, part: torch.Tensor) -> None:
-    """Copy and convert; a target whose transpose is contiguous is written in that order."""
-    if target.dim() == 2 and target.stride(0) < target.stride(1):
-        target.t().copy_(part.to(target.dtype).t().contiguous())
-    else:
-        target.copy_(part)

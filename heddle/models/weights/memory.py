@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
-from heddle.models.weights.source import Span, WeightSource
+from heddle.models.weights.source import BlockSource, Span, WeightSource
 
 META = torch.device("meta")
 
@@ -83,3 +85,16 @@ class HeaderSource:
         whole = torch.empty(self.shape(name), device=META)
         # Of its own size: a view would be weighed as the whole tensor.
         return torch.empty_like(sliced(whole, rows, cols, depth))
+
+    def stored_kind(self, name: str) -> str:
+        """What GGML calls the form of a tensor; empty where it has none."""
+        return self._inner.stored_kind(name) if isinstance(self._inner, BlockSource) else ""
+
+    def read_blocks(
+        self,
+        name: str,
+        rows: Span | None = None,  # noqa: ARG002
+        cols: Span | None = None,  # noqa: ARG002
+    ) -> npt.NDArray[np.uint8]:
+        """Nobody fills a weight that is only weighed."""
+        raise AssertionError(f"{name}: headers hold no blocks")

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Protocol, runtime_checkable
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 Span = tuple[int, int]
@@ -72,6 +74,27 @@ class StoredSource(WeightSource, Protocol):
         Args:
             name: one of `names()`.
             spans: ranges of the first dimensions; None, and further dimensions: all.
+        """
+        ...
+
+
+@runtime_checkable
+class BlockSource(Protocol):
+    """A source whose file packs matrices in blocks of GGML."""
+
+    def stored_kind(self, name: str) -> str:
+        """What GGML calls the form of a tensor."""
+        ...
+
+    def read_blocks(
+        self, name: str, rows: Span | None = None, cols: Span | None = None
+    ) -> npt.NDArray[np.uint8]:
+        """`[rows, blocks, bytes of a block]` of a matrix, as `read` would order its rows.
+
+        Args:
+            name: one of `names()`.
+            rows: None: all.
+            cols: whole blocks; None: all.
         """
         ...
 

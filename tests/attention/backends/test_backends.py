@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from heddle.attention.backends import BACKENDS, create_backend
+from heddle.attention.backends import BACKENDS, LIBRARIES, create_backend
 from heddle.attention.state import AttentionState, merge
 from heddle.errors import ConfigError
 from heddle.layout import resolve
@@ -213,11 +213,11 @@ def test_capabilities_are_told_in_words():
 
 
 def test_the_settings_offer_exactly_these_backends():
-    assert tuple(NAMES) == resolve._BACKENDS
+    assert (*NAMES, *LIBRARIES) == resolve._BACKENDS
 
 
 def test_registry_names_and_refusal():
-    assert NAMES == ["torch", "reference"]
+    assert NAMES == ["torch", "reference", "numba"]
     for name in NAMES:
         assert create_backend(name).name == name
     assert create_backend("auto").name == "torch"

@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from heddle.comm.base import Communicator
+from heddle.kernels.linear.panels import Panels
+from heddle.kernels.registry import Kernels, create_kernels
 from heddle.models.layers.embedding import VocabularyShard, load_vocabulary
 from heddle.models.layers.shard import Shard
 from heddle.models.weights.loader import WeightLoader
@@ -16,8 +18,8 @@ VOCAB_SIZE, WIDTH = 11, 4
 TABLE = torch.randn(VOCAB_SIZE, WIDTH, generator=torch.Generator().manual_seed(2))
 
 
-def load(rank: int, size: int, tp: Communicator) -> VocabularyShard:
-    loader = WeightLoader(MemorySource({"t.weight": TABLE}), torch.float32, CPU)
+def load(rank: int, size: int, tp: Communicator, kernels: Kernels | None = None) -> VocabularyShard:
+    loader = WeightLoader(MemorySource({"t.weight": TABLE}), torch.float32, CPU, kernels=kernels)
     return load_vocabulary(loader, Shard(rank, size, tp), "t", VOCAB_SIZE, WIDTH)
 
 
@@ -39,3 +41,19 @@ def test_logits_are_whole_and_in_order_on_every_rank(size: int, num_rows: int) -
         assert logits.shape == (num_rows, VOCAB_SIZE)
         assert torch.allclose(logits, hidden @ TABLE.T, rtol=0, atol=1e-6)
         assert torch.equal(logits, results[0])
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_packed_tables_serve_lookups_and_logits(size: int) -> None:
+    kernels = create_kernels("numba")
+    token_ids = torch.tensor([10, 0, 5, 3])
+    hidden = torch.randn(2, WIDTH, generator=torch.Generator().manual_seed(3))
+
+    def body(rank: int, tp: Communicator) -> tuple[torch.Tensor, torch.Tensor]:
+        table = load(rank, size, tp, kernels)
+        assert isinstance(table.weight, Panels)
+        return table.embed(token_ids), table.logits(hidden)
+
+    for rows, logits in run_tp(size, body):
+        assert torch.equal(rows, TABLE[token_ids])
+        assert torch.allclose(logits, hidden @ TABLE.T, rtol=0, atol=1e-6)

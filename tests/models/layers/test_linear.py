@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from heddle.comm.solo import SoloCommunicator
+from heddle.kernels.linear.panels import Panels
+from heddle.kernels.registry import create_kernels
 from heddle.models.layers.linear import ColumnPart, load_columns, load_rows
 from heddle.models.layers.shard import Shard
 from heddle.models.weights.loader import WeightLoader
@@ -46,3 +48,24 @@ def test_row_parts_of_all_ranks_add_up_with_one_bias(size: int) -> None:
         part = load_rows(source, shard, "o", 4, 7, (start, end), has_bias=True)
         total += part(x[:, start:end])
     assert (total - (x @ weight.T + bias)).abs().max() < 1e-13
+
+
+def test_compiled_products_see_the_same_parts_spans_and_bias() -> None:
+    tensors = {"a.weight": random(20, 33), "a.bias": random(20), "b.weight": random(18, 33)}
+    parts = [
+        ColumnPart("a", 20, (2, 5), 4, has_bias=True, more=((7, 10),)),
+        ColumnPart("b", 18, (0, 18), 18),
+    ]
+    x = random(7, 33)
+    plain = load_columns(loader(tensors), parts, 33)(x)
+    packed = load_columns(packing(tensors), parts, 33)
+    assert isinstance(packed.weight, Panels)
+    found = packed(x.float())
+    assert found.shape == (7, 26)
+    assert (found - plain).abs().max() < 1e-5
+    row = load_rows(packing(tensors), Shard(1, 2, SoloCommunicator()), "b", 18, 33, (16, 33))
+    assert (row(x[:, 16:].float()) - x[:, 16:] @ tensors["b.weight"][:, 16:].T).abs().max() < 1e-5
+
+
+def packing(tensors: dict[str, torch.Tensor]) -> WeightLoader:
+    return WeightLoader(MemorySource(tensors), torch.float32, CPU, kernels=create_kernels("numba"))

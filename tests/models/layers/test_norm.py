@@ -6,7 +6,8 @@ import pytest
 import torch
 from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
 
-from heddle.models.layers.norm import RMSNorm, plain_norm
+from heddle.kernels.rms_norm.reference import plain_norm
+from heddle.models.layers.norm import RMSNorm
 
 
 @pytest.mark.parametrize(

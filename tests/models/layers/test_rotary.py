@@ -165,8 +165,8 @@ def test_scores_depend_on_the_distance_alone() -> None:
 def test_sixteen_bit_rows_are_turned_by_float32_angles() -> None:
     turned = Rotary(RopeConfig(), WIDTH, torch.bfloat16, CPU).at(FAR)
     exact = Rotary(RopeConfig(), WIDTH, torch.float32, CPU).at(FAR)
-    assert turned.cos.dtype == torch.bfloat16
-    assert torch.equal(turned.cos, exact.cos.to(torch.bfloat16))
+    assert turned.turns.cos.dtype == torch.bfloat16
+    assert torch.equal(turned.turns.cos, exact.turns.cos.to(torch.bfloat16))
 
 
 def test_frequencies_follow_the_compute_dtype() -> None:
@@ -209,10 +209,10 @@ def test_yarn_at_a_million_positions_is_finite_and_the_references() -> None:
     cos, sin = LlamaRotaryEmbedding(config)(torch.zeros(1), positions[None])
     own = RopeConfig(theta=kind.pop("rope_theta"), **kind)  # type: ignore[arg-type]
     found = Rotary(own, 128, torch.float32, CPU).at(positions)
-    assert found.cos.isfinite().all()
-    assert found.sin.isfinite().all()
-    assert (found.cos[:, 0] - cos[0, :, :64]).abs().max() <= 1e-6
-    assert (found.sin[:, 0] - sin[0, :, :64]).abs().max() <= 1e-6
+    assert found.turns.cos.isfinite().all()
+    assert found.turns.sin.isfinite().all()
+    assert (found.turns.cos[:, 0] - cos[0, :, :64]).abs().max() <= 1e-6
+    assert (found.turns.sin[:, 0] - sin[0, :, :64]).abs().max() <= 1e-6
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "longrope"])
@@ -235,7 +235,7 @@ def test_rows_of_requests_of_several_lengths_turn_each_by_its_own(kind: str) -> 
 @pytest.mark.parametrize("kind", ["linear", "yarn", "llama3"])
 def test_other_kinds_do_not_look_at_lengths(kind: str) -> None:
     rotary = Rotary(own_config(kind), WIDTH, torch.float32, CPU)
-    assert torch.equal(rotary.at(FAR, 100 * FAR).cos, rotary.at(FAR).cos)
+    assert torch.equal(rotary.at(FAR, 100 * FAR).turns.cos, rotary.at(FAR).turns.cos)
 
 
 @pytest.mark.parametrize("length", [5000, 40_000, 1_000_004])
@@ -246,4 +246,4 @@ def test_dynamic_in_float64_is_its_definition(length: int) -> None:
     base = 10000.0 * (8.0 * length / WINDOW - 7.0) ** (WIDTH / (WIDTH - 2))
     for pair in range(WIDTH // 2):
         angle = 17 * base ** (-2 * pair / WIDTH)
-        assert turned.cos[0, 0, pair].item() == pytest.approx(math.cos(angle), abs=1e-12)
+        assert turned.turns.cos[0, 0, pair].item() == pytest.approx(math.cos(angle), abs=1e-12)

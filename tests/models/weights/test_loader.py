@@ -7,6 +7,7 @@ import torch
 
 from heddle.errors import ModelFileError
 from heddle.models.layers.linear import ColumnPart, load_columns
+from heddle.models.weights.forms import MatrixPart
 from heddle.models.weights.loader import Piece, WeightLoader
 from heddle.models.weights.memory import MemorySource
 from tests.support.checkpoints import CPU, CountingSource
@@ -142,7 +143,7 @@ def test_large_tensors_arrive_whole_in_chunks(shape: tuple[int, ...]) -> None:
 def test_a_turned_matrix_is_contiguous_the_other_way() -> None:
     tensor = torch.rand(700, 900)
     source = WeightLoader(MemorySource({"t": tensor}), torch.float64, CPU)
-    target = source.turned_zeros(700, 900)
+    target = source.matrix([MatrixPart("t", 700)], 900)
     source.fill(target, "t", (700, 900))
     assert target.t().is_contiguous()
     assert torch.equal(target, tensor.double())

@@ -3,6 +3,10 @@
 Sorting a whole vocabulary for every token is waste: the draw nearly always falls among the first
 few dozen candidates. So a prefix of the order is made, and a longer one only when the shorter did
 not decide. The result never depends on how far the prefix grew.
+
+A prefix is all values from some threshold on. The k-th largest of the maxima of strips is one: no
+larger than the k-th largest value, and mostly little smaller, since the largest values seldom share
+a strip.
 """
 
 from __future__ import annotations
@@ -15,6 +19,8 @@ from numpy.typing import NDArray
 
 _FIRST_PREFIX = 64
 _GROWTH = 8
+_STRIP = 64
+"""Values of a strip, equally far apart."""
 
 Floats = NDArray[np.floating[Any]]
 Ids = NDArray[np.int64]
@@ -34,10 +40,18 @@ def ordered_prefix(values: Floats, count: int) -> Ids:
         return np.zeros(0, dtype=np.int64)
     if count >= len(values):
         return np.argsort(-values, kind="stable")
-    cut = len(values) - count
-    threshold = np.partition(values, cut)[cut]
-    ids = np.flatnonzero(values >= threshold)
+    ids = np.flatnonzero(values >= _threshold(values, count))
     return ids[np.argsort(-values[ids], kind="stable")]
+
+
+def _threshold(values: Floats, count: int) -> np.floating[Any]:
+    """A number that at least `count` values reach."""
+    num_strips = len(values) // _STRIP
+    if num_strips >= 2 * count:
+        values = values[: num_strips * _STRIP].reshape(_STRIP, num_strips).max(axis=0)
+    cut = len(values) - count
+    threshold: np.floating[Any] = np.partition(values, cut)[cut]
+    return threshold
 
 
 def draw_token(
@@ -60,34 +74,42 @@ def draw_token(
     if not np.isfinite(best):
         return None
 
-    def weigh(logits: Floats) -> NDArray[np.float64]:
-        weights: NDArray[np.float64] = np.exp(logits.astype(np.float64) - np.float64(best))
-        weights[weights < min_p] = 0.0
-        return weights
-
     if top_k > 0:
         ids = ordered_prefix(scaled, top_k)[:top_k]
-        cumulative = np.cumsum(weigh(scaled[ids]))
-        mass = float(cumulative[-1])
-        prefixes: Iterable[_Prefix] = [_Prefix(ids, cumulative, is_open=False)]
-    else:
-        mass = float(weigh(scaled).sum())
-        prefixes = (
-            _Prefix(ids, np.cumsum(weigh(scaled[ids])), is_open=len(ids) < len(scaled))
-            for ids in _growing_prefixes(scaled)
-        )
-    return _draw_from(prefixes, mass, top_p, uniform)
+        cumulative = np.cumsum(weigh(scaled[ids], best, min_p))
+        return draw_from([Prefix(ids, cumulative, is_open=False)], cumulative[-1], top_p, uniform)
+    mass = float(weigh(scaled, best, min_p).sum())
+    return draw_from(growing_prefixes(scaled, best, min_p), mass, top_p, uniform)
 
 
-class _Prefix(NamedTuple):
+def weigh(logits: Floats, best: np.floating[Any], min_p: float) -> NDArray[np.float64]:
+    """`[n]` logits -> how likely they are relative to the largest, 0 below `min_p`."""
+    weights: NDArray[np.float64] = np.exp(logits.astype(np.float64) - np.float64(best))
+    weights[weights < min_p] = 0.0
+    return weights
+
+
+class Prefix(NamedTuple):
+    """The first candidates, in order."""
+
     ids: Ids
     cumulative: NDArray[np.float64]
+    """Weight of each and those before."""
     is_open: bool
     """More ids are kept than these; their mass counts."""
 
 
-def _draw_from(prefixes: Iterable[_Prefix], mass: float, top_p: float, uniform: float) -> int:
-    """Draw from the first prefix that is long enough to tell."""
+def draw_from(prefixes: Iterable[Prefix], mass: float, top_p: float, uniform: float) -> int:
+    """Draw from the first prefix that is long enough to tell.
+
+    A larger mass never leads to an earlier candidate.
+
+    Args:
+        prefixes: longer and longer; the last one is not open.
+        mass: weight of all candidates.
+        top_p: see `draw_token`.
+        uniform: see `draw_token`.
+    """
     for prefix in prefixes:
         ids, cumulative, is_open = prefix
         if top_p < 1.0:
@@ -105,9 +127,13 @@ def _draw_from(prefixes: Iterable[_Prefix], mass: float, top_p: float, uniform: 
     raise AssertionError("the last prefix is the whole vocabulary, and never open")
 
 
-def _growing_prefixes(values: Floats) -> Iterator[Ids]:
+def growing_prefixes(values: Floats, best: np.floating[Any], min_p: float) -> Iterator[Prefix]:
+    """Prefixes of the order of all values, up to the whole of it."""
     count = _FIRST_PREFIX
-    while count < len(values):
-        yield ordered_prefix(values, count)
+    while True:
+        ids = ordered_prefix(values, count)
+        is_open = len(ids) < len(values)
+        yield Prefix(ids, np.cumsum(weigh(values[ids], best, min_p)), is_open)
+        if not is_open:
+            return
         count *= _GROWTH
-    yield ordered_prefix(values, len(values))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heddle.runner.order import draw_token, ordered_prefix
+from heddle.kernels.sampling.reference import draw_token, ordered_prefix
 
 values = st.lists(st.sampled_from([-3.0, -1.0, 0.0, 0.5, 0.5, 2.0]), min_size=1, max_size=300)
 

@@ -1,0 +1,1 @@
+"""New rows into the slots of the cache that this rank owns."""

@@ -1,0 +1,1 @@
+"""Products of rows with weights that are packed for the processor's registers."""

@@ -1,0 +1,1 @@
+"""Rows of the cache as bytes with scales."""

@@ -1,0 +1,1 @@
+"""The draw of one token from a row of logits."""

@@ -1,0 +1,1 @@
+"""The gate of a feed-forward block."""

@@ -1,0 +1,1 @@
+"""Merge of partial attention states over disjoint keys."""

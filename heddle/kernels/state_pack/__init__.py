@@ -1,0 +1,1 @@
+"""Partial states as the blocks that an all-to-all sends, and back."""

@@ -1,0 +1,85 @@
+"""Compiles the kernels that an engine will use, before it says that it is ready.
+
+    python -m heddle.kernels.warmup OPERATION ...    one line for each that is compiled
+
+A driver whose ranks are other processes loads no compiler; it starts this program instead. Ranks
+then find everything on disk.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from importlib import import_module
+
+from heddle.kernels.object_cache import is_cold
+
+LAYERS = (
+    "linear",
+    "rms_norm",
+    "silu_mul",
+    "rotate",
+    "row_encode",
+    "state_merge",
+    "state_pack",
+)
+"""Operations with a compiled form that every model uses; each has a folder in this room."""
+ATTENTION = ("paged_decode", "tiled_attention")
+"""Those of the attention backend `numba`."""
+OnLine = Callable[[str], None]
+
+
+def operations(kernels: str, backend: str) -> tuple[str, ...]:
+    """What a rank compiles.
+
+    Args:
+        kernels: of the resolved configuration.
+        backend: of the resolved configuration.
+    """
+    layers = LAYERS if kernels == "numba" else ()
+    return layers + (ATTENTION if backend == "numba" else ())
+
+
+def compile_here(names: Iterable[str], on_line: OnLine) -> list[str]:
+    """Compile what is not on disk yet, in this process.
+
+    Args:
+        names: of operations.
+        on_line: told what is compiled next.
+
+    Returns:
+        The operations that were compiled.
+    """
+    cold = [name for name in names if is_cold(name)]
+    for place, name in enumerate(cold, 1):
+        on_line(f"compiling kernels {place}/{len(cold)} {name}")
+        import_module(f"heddle.kernels.{name}.numba_cpu")
+    return cold
+
+
+def compile_elsewhere(names: Iterable[str], on_line: OnLine) -> None:
+    """The same in a process of its own, if there is anything to do.
+
+    A failure there is none here: ranks compile what they miss.
+    """
+    cold = [name for name in names if is_cold(name)]
+    if not cold:
+        return
+    command = [sys.executable, "-m", "heddle.kernels.warmup", *cold]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:  # noqa: S603
+        assert process.stdout is not None
+        for line in process.stdout:
+            on_line(line.rstrip())
+
+
+def _main() -> None:
+    def say(line: str) -> None:
+        sys.stdout.write(f"{line}\n")
+        sys.stdout.flush()
+
+    compile_here(sys.argv[1:], say)
+
+
+if __name__ == "__main__":
+    _main()
