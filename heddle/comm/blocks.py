@@ -23,14 +23,32 @@ def require_blocks(op: str, tensor: torch.Tensor, world_size: int) -> None:
         )
 
 
-def sum_in_order(blocks: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Sum of equal-shaped tensors, added in sequence order; a fresh tensor of their dtype.
+def is_narrow(dtype: torch.dtype) -> bool:
+    """True for floats that are added in float32."""
+    return dtype.is_floating_point and dtype.itemsize < torch.float32.itemsize
+
+
+def sum_in_order(blocks: Sequence[torch.Tensor], out: torch.Tensor | None = None) -> torch.Tensor:
+    """Sum of equal-shaped tensors, added in sequence order.
 
     16-bit floats are added in float32 and rounded once, so the error does not grow with the group.
+
+    Args:
+        blocks: at least one.
+        out: takes the sum, of the same shape and dtype; None: a fresh tensor.
     """
     dtype = blocks[0].dtype
-    wide = torch.promote_types(dtype, torch.float32) if dtype.is_floating_point else dtype
-    total = blocks[0].to(wide, copy=True)
-    for block in blocks[1:]:
+    if len(blocks) == 1:
+        out = torch.empty_like(blocks[0]) if out is None else out
+        return out.copy_(blocks[0])
+    # A conversion to the same dtype costs as much as the sum itself where tensors are small.
+    narrow = is_narrow(dtype)
+    if narrow:
+        total = blocks[0].to(torch.float32) + blocks[1]
+    else:
+        total = torch.add(blocks[0], blocks[1], out=out)
+    for block in blocks[2:]:
         total += block
-    return total.to(dtype)
+    if not narrow:
+        return total
+    return total.to(dtype) if out is None else out.copy_(total)

@@ -29,6 +29,11 @@ class Call(NamedTuple):
     shape: tuple[int, ...]
     dtype: str
 
+    @property
+    def words(self) -> str:
+        """As errors spell it."""
+        return f"{self.op} of {self.dtype} {list(self.shape)}"
+
 
 @dataclass(frozen=True, slots=True)
 class Failure:
@@ -192,14 +197,14 @@ class Meeting(Generic[T]):
                     place,
                     PlanMismatch(
                         f"{self._kind} call {current.number}: rank {self._ranks[place]} makes "
-                        f"{_words(call)}, rank {self._ranks[other]} makes {_words(theirs)}"
+                        f"{call.words}, rank {self._ranks[other]} makes {theirs.words}"
                     ),
                 )
 
     def _wait(self, ticket: Ticket[T]) -> None:
         current, place = ticket.round, ticket.place
         missing = [rank for i, rank in enumerate(self._ranks) if i not in current.payloads]
-        what = f"{self._kind} call {current.number}, {_words(current.calls[place])}"
+        what = f"{self._kind} call {current.number}, {current.calls[place].words}"
         gone = [rank for rank in missing if rank in self._hall.departed]
         if gone:
             self._fail(place, PlanMismatch(f"{what}: ranks {gone} returned without making it"))
@@ -215,7 +220,3 @@ class Meeting(Generic[T]):
     def _fail(self, place: int, error: HeddleError) -> None:
         self._hall.fail_locked(self._ranks[place], error)
         raise error
-
-
-def _words(call: Call) -> str:
-    return f"{call.op} of {call.dtype} {list(call.shape)}"

@@ -5,10 +5,12 @@ what calls and arithmetic cost here is looked up.
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import os
 
 import psutil
 
+from heddle.comm.shared_memory.segment import refusal as shared_memory_refusal
 from heddle.config.engine import EngineConfig, ResolvedConfig
 from heddle.engine.executors.launch_info import LaunchInfo
 from heddle.engine.measured_costs import choose_costs
@@ -30,16 +32,23 @@ def resolve_here(config: EngineConfig, launch: LaunchInfo | None = None) -> Reso
     if launch is not None and config.executor == "auto":
         config = dataclasses.replace(config, executor="torchrun")
     path = str(resolve_model_path(config.model))
-    costs, why = choose_costs(config.link_costs)
+    free_memory = int(psutil.virtual_memory().available)
     resolved = resolve(
-        dataclasses.replace(config, link_costs=costs),
+        config,
         load_model_config(path, config.hf_overrides, config.model_impl),
-        free_memory_bytes=int(psutil.virtual_memory().available),
+        free_memory_bytes=free_memory,
         num_cores=len(os.sched_getaffinity(0)),
         ranks_on_host=None if launch is None else launch.local_world_size,
+        has_numba=importlib.util.find_spec("numba") is not None,
+        shared_memory_refusal=shared_memory_refusal(config.parallel.world_size, free_memory),
         model_path=path,
     )
-    return dataclasses.replace(resolved, reasons=(*resolved.reasons, why))
+    costs, why = choose_costs(
+        config.link_costs,
+        cpu_comm_backend=resolved.cpu_comm_backend,
+        deterministic=config.deterministic,
+    )
+    return dataclasses.replace(resolved, link_costs=costs, reasons=(*resolved.reasons, why))
 
 
 def serve_launched_rank(config: EngineConfig, launch: LaunchInfo) -> None:

@@ -1,6 +1,7 @@
 """The constants that `heddle doctor` measured on this machine, kept between runs.
 
     $XDG_CACHE_HOME/heddle/link-costs.json       {"machine": ..., "alpha": ..., "beta": ..., ...}
+                           link-costs-shm.json   the same, where ranks share memory
 
 A file that is not there, not readable, not ours, or of another machine (home folders are shared
 between hosts) is no error: the engine says why it does not use it and takes the defaults.
@@ -18,10 +19,11 @@ from typing import NamedTuple
 
 import msgspec
 
-from heddle.config.link_costs import LinkCosts
-from heddle.models.sources import default_cache_dir
+from heddle.config.folders import default_cache_dir
+from heddle.config.link_costs import SHARED_MEMORY_COSTS, LinkCosts
 
 FILE_NAME = "link-costs.json"
+_FILE_NAMES = {"shm": "link-costs-shm.json"}
 _MAX_BYTES = 4096
 """Far above what is ever written; a larger file is not ours."""
 _DEFAULTS = "defaults; heddle doctor without a model measures this machine"
@@ -42,27 +44,38 @@ class Chosen(NamedTuple):
     reason: str
 
 
-def costs_path() -> Path:
-    """Where the constants are kept."""
-    return default_cache_dir() / FILE_NAME
+def costs_path(cpu_comm_backend: str = "") -> Path:
+    """Where the constants are kept, for each kind of link between ranks."""
+    return default_cache_dir() / _FILE_NAMES.get(cpu_comm_backend, FILE_NAME)
 
 
-def choose_costs(given: LinkCosts | None, path: Path | None = None) -> Chosen:
+def choose_costs(
+    given: LinkCosts | None,
+    path: Path | None = None,
+    *,
+    cpu_comm_backend: str = "",
+    deterministic: bool = False,
+) -> Chosen:
     """The constants an engine works with: those given, else those measured here, else defaults.
 
     Args:
         given: of the configuration.
-        path: of the file; None: `costs_path()`.
+        path: of the file; None: `costs_path(cpu_comm_backend)`.
+        cpu_comm_backend: what connects the ranks; empty where they are no processes.
+        deterministic: leave out what was measured, which another run may find changed.
     """
+    defaults = SHARED_MEMORY_COSTS if cpu_comm_backend == "shm" else LinkCosts()
     if given is not None:
         return Chosen(given, "link costs: as given")
-    path = path or costs_path()
+    if deterministic:
+        return Chosen(defaults, "link costs: defaults, since deterministic")
+    path = path or costs_path(cpu_comm_backend)
     try:
         return Chosen(read_costs(path), f"link costs: measured here, from {path}")
     except FileNotFoundError:
-        return Chosen(LinkCosts(), f"link costs: {_DEFAULTS}")
+        return Chosen(defaults, f"link costs: {_DEFAULTS}")
     except (OSError, ValueError) as error:
-        return Chosen(LinkCosts(), f"link costs: {_DEFAULTS}; {path} is ignored: {error}")
+        return Chosen(defaults, f"link costs: {_DEFAULTS}; {path} is ignored: {error}")
 
 
 def read_costs(path: Path) -> LinkCosts:

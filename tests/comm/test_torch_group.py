@@ -1,4 +1,7 @@
-"""Process ranks over gloo: the same bits as thread ranks, and every loss of a peer in words."""
+"""Process ranks over gloo: the same bits as thread ranks, and every loss of a peer in words.
+
+Laws of process ranks of any kind are held by shared memory too, here.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,6 @@ import multiprocessing
 import os
 import signal
 import time
-from multiprocessing.connection import Connection, wait
 
 import pytest
 import torch
@@ -14,95 +16,31 @@ import torch
 from heddle.comm.threads import ThreadGroup
 from heddle.comm.torch_group import create_torch_world
 from heddle.errors import RankFailed, TopologyError
+from tests.support.process_ranks import (
+    FEW,
+    LIBRARIES,
+    LIMIT_SECONDS,
+    MANY,
+    all_calls,
+    all_transfers,
+    run_processes,
+)
 
 pytestmark = pytest.mark.dist
-
-DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int32, torch.int64]
-SHAPES = [(), (5,), (2, 0), (3, 2)]
-# Every dtype, every shape, not their product: a call between processes takes milliseconds.
-MANY = [*zip(DTYPES, SHAPES + SHAPES, strict=False), (torch.int64, (3, 2))]
-FEW = [(torch.bfloat16, (3, 2)), (torch.int64, (5,))]
-LIMIT_SECONDS = 5.0
+of_any_kind = pytest.mark.parametrize("library", LIBRARIES)
 
 
-def rank_main(body, rank, size, path, pipe: Connection):
-    try:
-        world = create_torch_world(
-            rank=rank,
-            world_size=size,
-            store_path=path,
-            timeout_seconds=LIMIT_SECONDS,
-            longest_wait_seconds=4 * LIMIT_SECONDS,
-            interface="lo",
-        )
-        result = body(world)
-        world.destroy()
-        world.destroy()
-    except Exception as error:
-        result = error
-    pipe.send(result)
-
-
-def run_processes(body, size, folder):
-    """Results of `body(world)` on each rank: values, exceptions, or None for a rank that died."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "heddle.comm.torch_group"])
-    ranks = []
-    for rank in range(size):
-        near, far = context.Pipe(duplex=False)
-        process = context.Process(
-            target=rank_main, args=(body, rank, size, str(folder / "store"), far), daemon=True
-        )
-        process.start()
-        far.close()
-        ranks.append((process, near))
-    results = []
-    for process, pipe in ranks:
-        wait([pipe, process.sentinel], timeout=30)
-        try:
-            results.append(pipe.recv() if pipe.poll() else None)
-        except EOFError:
-            results.append(None)
-        process.join(10)
-        assert not process.is_alive()
-    return results
-
-
-def packed(tensor):
-    """Everything that makes two tensors equal bit for bit."""
-    flat = tensor.contiguous().view(-1).view(torch.uint8)
-    return str(tensor.dtype), tuple(tensor.shape), flat.numpy().tobytes()
-
-
-def all_calls(world):
-    """Moves and sums over groups in every kind of order, for all dtypes and shapes."""
-    groups = [
-        (world.group("tp", [[0, 1, 2]]), FEW),
-        (world.group("dcp", [[2, 0, 1]]), MANY),
-        (world.group("pcp", [[1], [2, 0]]), FEW),
-    ]
-    moves, sums, reduced = [], [], []
-    for group, cases in groups:
-        for dtype, shape in cases:
-            generator = torch.Generator().manual_seed(10 * len(moves) + world.global_rank)
-            size = group.world_size
-            block = (torch.randn((size, *shape), generator=generator) * 50).to(dtype)
-            moves.append(packed(group.all_gather(block[0])))
-            moves.append(packed(group.all_to_all(block)))
-            # A view that is not contiguous travels as its values.
-            moves.append(packed(group.all_gather(block.expand(2, *block.shape).movedim(0, -1))))
-            sums.append(packed(group.reduce_scatter(block)))
-            reduced.append(packed(group.all_reduce(block)))
-    return moves, sums, reduced, [group.rank for group, _ in groups]
-
-
-def test_moves_and_scattered_sums_equal_thread_ranks_bit_for_bit(tmp_path):
+@of_any_kind
+def test_moves_and_scattered_sums_equal_thread_ranks_bit_for_bit(tmp_path, library):
     threads = ThreadGroup(3).run(all_calls)
-    processes = run_processes(all_calls, 3, tmp_path)
+    processes = run_processes(all_calls, 3, tmp_path, library)
     assert len(threads[0][0]) == 3 * (len(MANY) + 2 * len(FEW))
     for thread, process in zip(threads, processes, strict=True):
         assert process[:2] == thread[:2]
         assert process[3] == thread[3]
+    if library == "shm":
+        assert [process[2] for process in processes] == [thread[2] for thread in threads]
+        return
     # All-reduce: gloo chooses its own order of adding, but ranks agree, and integers are exact.
     shared = len(FEW) + len(MANY)  # the calls of all three ranks together
     assert processes[0][2][:shared] == processes[1][2][:shared] == processes[2][2][:shared]
@@ -117,39 +55,12 @@ def test_moves_and_scattered_sums_equal_thread_ranks_bit_for_bit(tmp_path):
             assert mine == theirs
 
 
-def all_transfers(world):
-    """Rings, two shifts in flight with a sum between, and a pipeline, in every kind of order."""
-    groups = [
-        (world.group("dcp", [[2, 0, 1]]), MANY),
-        (world.group("pp", [[1], [2, 0]]), FEW),
-    ]
-    moves = []
-    for group, cases in groups:
-        size = group.world_size
-        for dtype, shape in cases if size > 1 else []:
-            generator = torch.Generator().manual_seed(len(moves))
-            shards = (torch.randn((size, *shape, 2), generator=generator) * 50).to(dtype)
-            held = shards[group.rank].movedim(-1, 0)  # a view that is not contiguous
-            ring = [group.shift(held), group.shift(held + 1)]
-            total = group.all_reduce(torch.tensor(group.rank))
-            assert int(total) == size * (size - 1) // 2
-            arrived = [ring[1].wait(), ring[0].wait()]
-            for _ in range(size - 1):
-                arrived.append(group.shift(arrived[-1]).wait())
-            assert torch.equal(arrived[-1].movedim(0, -1), shards[group.rank])
-            if group.rank > 0:
-                arrived.append(group.receive(held.shape, dtype, group.rank - 1))
-            if group.rank + 1 < size:
-                group.send(arrived[-1], group.rank + 1)
-            moves.append([packed(tensor) for tensor in arrived])
-    return moves
-
-
-def test_transfers_equal_thread_ranks_bit_for_bit(tmp_path):
+@of_any_kind
+def test_transfers_equal_thread_ranks_bit_for_bit(tmp_path, library):
     threads = ThreadGroup(3).run(all_transfers)
     both, alone = len(MANY) + len(FEW), len(MANY)
     assert [len(moves) for moves in threads] == [both, alone, both]
-    assert run_processes(all_transfers, 3, tmp_path) == threads
+    assert run_processes(all_transfers, 3, tmp_path, library) == threads
 
 
 def begin_a_shift_beside_a_late_peer(world):
@@ -163,9 +74,10 @@ def begin_a_shift_beside_a_late_peer(world):
     return began, int(arriving.wait()), time.monotonic() - started
 
 
-def test_a_shift_returns_before_its_peer_has_come(tmp_path):
+@of_any_kind
+def test_a_shift_returns_before_its_peer_has_come(tmp_path, library):
     (began, came, ended), (_, other, _) = run_processes(
-        begin_a_shift_beside_a_late_peer, 2, tmp_path
+        begin_a_shift_beside_a_late_peer, 2, tmp_path, library
     )
     assert (came, other) == (1, 0)
     assert began < 0.3
@@ -324,9 +236,9 @@ def wait_beyond_the_own_limit(world):
     return int(group.all_reduce(torch.tensor(1)))
 
 
-@pytest.mark.dist
-def test_a_deadline_beyond_the_own_limit_is_waited_for(tmp_path):
-    assert run_processes(wait_beyond_the_own_limit, 2, tmp_path) == [2, 2]
+@of_any_kind
+def test_a_deadline_beyond_the_own_limit_is_waited_for(tmp_path, library):
+    assert run_processes(wait_beyond_the_own_limit, 2, tmp_path, library) == [2, 2]
 
 
 def pass_a_deadline(world):
@@ -350,9 +262,13 @@ def both(world):
     return pass_a_deadline(world), form_wrong_groups(world)
 
 
-def test_a_deadline_in_the_past_and_wrong_groups_are_refused(tmp_path):
-    for (name, text), (refusal, size) in run_processes(both, 2, tmp_path):
-        assert name == "CollectiveTimeout"
+@of_any_kind
+def test_a_deadline_in_the_past_and_wrong_groups_are_refused(tmp_path, library):
+    found = run_processes(both, 2, tmp_path, library)
+    names = [name for (name, _), _ in found]
+    # The first failure ends a world that shares memory: a later call may only be told of it.
+    assert names.count("CollectiveTimeout") >= (2 if library == "gloo" else 1)
+    for (_, text), (refusal, size) in found:
         assert "the deadline passed before it began" in text
         assert "exactly once" in refusal
         assert size == 1

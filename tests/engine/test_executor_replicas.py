@@ -18,7 +18,7 @@ from tests.support.fake_worker import FAKE, fake_batch, fake_config
 from tests.support.processes import is_alive
 
 pytestmark = [pytest.mark.timeout(120)]
-WARM = ("torch", "heddle.comm.torch_group", "tests.support.fake_worker")
+WARM = ("torch", "heddle.comm.shared_memory.world", "tests.support.fake_worker")
 Create = Callable[..., ManagedExecutor]
 
 

@@ -34,7 +34,7 @@ from tests.support.processes import (
 
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(120)]
 ROOT = Path(__file__).parents[2]
-WARM = ("torch", "heddle.comm.torch_group", "tests.support.fake_worker")
+WARM = ("torch", "heddle.comm.shared_memory.world", "tests.support.fake_worker")
 
 
 @pytest.fixture(scope="module")
@@ -98,6 +98,7 @@ def test_later_ranks_start_fast_and_close_fast(create: Any) -> None:
     assert closed < 2.0
 
 
+@pytest.mark.parametrize("library", ["shm", "gloo"])
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize(
     ("fault", "words"),
@@ -108,8 +109,10 @@ def test_later_ranks_start_fast_and_close_fast(create: Any) -> None:
         ("exit 3", "its process exited with code 3"),
     ],
 )
-def test_the_rank_at_fault_is_named_at_once(create: Any, fault: str, words: str, rank: int) -> None:
-    with create({f"{rank}:4": fault}) as executor:
+def test_the_rank_at_fault_is_named_at_once(
+    create: Any, fault: str, words: str, rank: int, library: str
+) -> None:
+    with create({f"{rank}:4": fault}, cpu_comm_backend=library) as executor:
         executor.execute(fake_batch(3), 0)
         started = time.monotonic()
         with pytest.raises(RankFailed) as caught:
@@ -355,7 +358,11 @@ def test_a_killed_driver_leaves_no_rank_whatever_the_ranks_do(tmp_path: Path) ->
 import threading, time
 for executor in executors[1:]:
     threading.Thread(target=executor.execute, args=(fake_batch(0), 0), daemon=True).start()
-slow = ProcessesExecutor(fake_config({"1:start": "sleep 60"}, tp=2), worker=FAKE, launcher=launcher)
+slow = ProcessesExecutor(
+    fake_config({"1:start": "sleep 60"}, tp=2, cpu_comm_backend="gloo"),
+    worker=FAKE,
+    launcher=launcher,
+)
 threading.Thread(target=slow.start, daemon=True).start()
 time.sleep(1.0)
 print("WORKING", flush=True)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from pathlib import Path
 
 import pytest
 
 from heddle.config import EngineConfig, ParallelConfig
-from heddle.config.link_costs import LinkCosts
+from heddle.config.link_costs import SHARED_MEMORY_COSTS, LinkCosts
 from heddle.engine.executors.launch_info import LaunchInfo
 from heddle.engine.machine import resolve_here
-from heddle.engine.measured_costs import store_costs
+from heddle.engine.measured_costs import costs_path, store_costs
 from heddle.errors import ModelFileError, TopologyError
 from tests.support.tiny import build_tiny
 
@@ -46,6 +47,16 @@ def test_constants_measured_here_are_used_and_said(
     resolved = resolve_here(EngineConfig(model=folder))
     assert resolved.link_costs == LinkCosts(alpha=3e-5)
     assert resolved.reasons[-1] == f"link costs: measured here, from {path}"
+
+    pair = EngineConfig(model=folder, parallel=ParallelConfig(tensor_parallel_size=2))
+    resolved = resolve_here(pair)  # of another link: not what was measured
+    assert (resolved.cpu_comm_backend, resolved.link_costs) == ("shm", SHARED_MEMORY_COSTS)
+    path = store_costs(LinkCosts(alpha=4e-6), costs_path("shm"))
+    resolved = resolve_here(pair)
+    assert resolved.link_costs == LinkCosts(alpha=4e-6)
+    assert resolved.reasons[-1] == f"link costs: measured here, from {path}"
+    resolved = resolve_here(dataclasses.replace(pair, cpu_comm_backend="gloo"))
+    assert resolved.link_costs == LinkCosts(alpha=3e-5)
 
     resolved = resolve_here(EngineConfig(model=folder, link_costs=LinkCosts(alpha=1.0)))
     assert (resolved.link_costs.alpha, resolved.reasons[-1]) == (1.0, "link costs: as given")

@@ -102,3 +102,13 @@ def test_the_place_is_the_users_cache_folder(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert costs_path() == tmp_path / "heddle" / "link-costs.json"
+
+
+def test_a_deterministic_engine_does_not_look_at_what_was_measured(tmp_path: Path) -> None:
+    path = tmp_path / "costs.json"
+    store_costs(COSTS, path)
+    assert choose_costs(None, path).costs == COSTS
+    costs, reason = choose_costs(None, path, deterministic=True)
+    assert costs == LinkCosts() != COSTS
+    assert reason == "link costs: defaults, since deterministic"
+    assert choose_costs(COSTS, path, deterministic=True).costs == COSTS

@@ -14,6 +14,7 @@ from heddle.layout.heads import HeadLayout
 from heddle.layout.mesh import Mesh
 from heddle.layout.rows import RowClass, RowRequest, classify
 from heddle.step.batch import GlobalBatch, ScheduledRequest
+from heddle.step.packed import pack_table
 from heddle.step.placement import Placed, place_rows
 from heddle.step.topology import RowPolicy, Topology
 
@@ -158,7 +159,7 @@ def make_batch(
                 request_id=100 + index,
                 token_ids=tuple((7 * index + i) % 100 for i in range(new)),
                 num_computed_tokens=cached,
-                block_tables=tuple(tables),
+                packed_tables=tuple(map(pack_table, tables)),
                 layout_fingerprint=topology.fingerprint(),
             )
         )

@@ -121,7 +121,7 @@ def expected(case, position):
     return out, lse
 
 
-def run(case, name, *, strict=True, traced=False, wait=False, keeps_lse=True):
+def run(case, name, *, strict=True, traced=False, wait=False, keeps_lse=True, kernels=None):
     query, key, value, counts = case.tensors()
     visible = torch.from_numpy(counts > 0)
 
@@ -140,7 +140,9 @@ def run(case, name, *, strict=True, traced=False, wait=False, keeps_lse=True):
         gathered = gather_query(own, place, groups)
         assert gathered.shape == (place.gathered_rows, place.gathered_lanes, WIDTH)
         state = partial_state(case, gathered.double(), key[rank], value[rank], counts[rank])
-        exchange = create_exchange(name, groups.pcp, keeps_lse=keeps_lse, strict=strict)
+        exchange = create_exchange(
+            name, groups.pcp, keeps_lse=keeps_lse, strict=strict, kernels=kernels
+        )
         merged = exchange.merge(state, visible, place, dcp)
         return (merged, world.trace) if traced else merged
 

@@ -23,6 +23,7 @@ from heddle.config.model import RopeConfig
 from heddle.engine.executors.failure import mesh_of
 from heddle.errors import ModelFileError
 from heddle.step.batch import GlobalBatch, RankReply, SampledToken, ScheduledRequest
+from heddle.step.packed import pack_table
 
 FAKE = "tests.support.fake_worker:FakeWorker"
 
@@ -67,6 +68,7 @@ def fake_config(
         "dtype": "float32",
         "kv_cache_dtype": "float32",
         "executor": "processes",
+        "cpu_comm_backend": "shm",
         "backend": "reference",
         "num_blocks": 4,
         "num_threads": 1,
@@ -85,7 +87,7 @@ def fake_batch(step: int, *, epoch: int = 0, num_rows: int = 2, context: int = 0
         request_id=7,
         token_ids=tuple(range(num_rows)),
         num_computed_tokens=context,
-        block_tables=((1,),),
+        packed_tables=(pack_table([1]),),
         layout_fingerprint=0,
     )
     return GlobalBatch(epoch=epoch, step=step, requests=(request,))

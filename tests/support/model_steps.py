@@ -22,6 +22,7 @@ from heddle.models.weights.open import open_weights
 from heddle.runner.guard import ScheduleGuard
 from heddle.step.batch import GlobalBatch, ScheduledRequest
 from heddle.step.localize import localize
+from heddle.step.packed import pack_table
 from heddle.step.plan import plan
 from heddle.step.schedule import collective_schedule
 from heddle.step.topology import Topology
@@ -68,7 +69,7 @@ def step_batches(
                 request_id=index,
                 token_ids=tuple(prompts[index][done[index] : end]),
                 num_computed_tokens=done[index],
-                block_tables=(tables[index],),
+                packed_tables=(pack_table(tables[index]),),
                 layout_fingerprint=topology.fingerprint(),
             )
             for index, end in enumerate(ends)

@@ -23,7 +23,7 @@ from typing import NoReturn
 from heddle.engine.executors import rank_process
 from heddle.engine.executors.launcher import STATUS, interpreter_command
 
-_NUM_DESCRIPTORS = 5
+_MOST_DESCRIPTORS = 6
 _PARENT_CHECK_SECONDS = 1.0
 _ORPHAN_SECONDS = 0.3
 
@@ -82,7 +82,7 @@ class _Server:
     def _start_rank(self) -> bool:
         """Serve one request; False when the driver is gone."""
         try:
-            word, passed, _, _ = socket.recv_fds(self._control, 1, _NUM_DESCRIPTORS)
+            word, passed, _, _ = socket.recv_fds(self._control, 1, _MOST_DESCRIPTORS)
         except ConnectionError:
             return False
         if not word:

@@ -24,11 +24,16 @@ from typing import Literal, NamedTuple
 
 from heddle.errors import RankFailed
 
-WARM_MODULES = ("torch", "heddle.comm.torch_group", "heddle.runner.worker")
-"""What every rank will import; the launcher does it once."""
+_WORLD_MODULES = {"shm": "heddle.comm.shared_memory.world", "gloo": "heddle.comm.torch_group"}
+"""What connects the ranks, by the name of `cpu_comm_backend`."""
 STATUS = struct.Struct("<q")
 """What the launcher writes to a status pipe: the rank's pid, and at its end its exit code."""
 _EXIT_SECONDS = 5.0
+
+
+def modules_to_warm(cpu_comm_backend: str) -> tuple[str, ...]:
+    """What every rank will import; the launcher does it once."""
+    return ("torch", _WORLD_MODULES[cpu_comm_backend], "heddle.runner.worker")
 
 
 class RankDescriptors(NamedTuple):
@@ -38,6 +43,8 @@ class RankDescriptors(NamedTuple):
     death: int
     output: int
     stacks: int
+    segment: int | None = None
+    """Memory that the ranks share, or none."""
 
 
 class RankHandle:
@@ -93,7 +100,7 @@ class RankLauncher:
     def __init__(
         self,
         method: Literal["fork", "spawn"] = "fork",
-        warm_modules: Sequence[str] = WARM_MODULES,
+        warm_modules: Sequence[str] = modules_to_warm("shm"),
     ) -> None:
         """Start it; returns before it is warm.
 
@@ -131,7 +138,8 @@ class RankLauncher:
         """
         status_read, status_write = os.pipe()
         try:
-            socket.send_fds(self._control, [b"r"], [*descriptors, status_write])
+            passed = [number for number in descriptors if number is not None]
+            socket.send_fds(self._control, [b"r"], [*passed, status_write])
         except OSError as error:
             os.close(status_read)
             raise RankFailed(

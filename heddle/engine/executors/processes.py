@@ -20,12 +20,13 @@ import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Generic, TypeVar
 
+from heddle.comm.shared_memory.segment import create_segment
 from heddle.config.engine import ResolvedConfig
 from heddle.engine.executors.base import RANK_WORKER, RankProgress
 from heddle.engine.executors.deadline import COLLECTIVE_SHARE
 from heddle.engine.executors.failure import Failure, describe_rank
 from heddle.engine.executors.frames import encode_frame
-from heddle.engine.executors.launcher import RankLauncher
+from heddle.engine.executors.launcher import RankLauncher, modules_to_warm
 from heddle.engine.executors.ledger import StepUnderWay
 from heddle.engine.executors.lifecycle import ManagedExecutor, RanksFailed
 from heddle.engine.executors.messages import Failed, FromRank, Progress, Ready, Reply, Start, Step
@@ -74,9 +75,7 @@ class ProcessesExecutor(ManagedExecutor):
         limit = self._resolved.startup_timeout_seconds
         deadline = time.monotonic() + limit
         labels = [describe_rank(self._resolved.parallel, rank) for rank in range(self.world_size)]
-        ranks = self._ranks = RankProcesses(
-            labels, self._launcher or RankLauncher(), owns_launcher=self._launcher is None
-        )
+        ranks = self._ranks = self._create_ranks(labels)
         # Ends the ranks also when this executor is dropped, and when the interpreter exits.
         self._end_ranks = weakref.finalize(self, ranks.close)
         ranks.launch(deadline)
@@ -89,6 +88,13 @@ class ProcessesExecutor(ManagedExecutor):
             source = _Events(ranks, _ready_of, self._on_progress)
             _await_or_kill(ranks, source, Roll(self.world_size), deadline, limit)
         ranks.is_idle = True
+
+    def _create_ranks(self, labels: Sequence[str]) -> RankProcesses:
+        """The ranks, not launched, and the memory that they will share."""
+        backend = self._resolved.cpu_comm_backend or "gloo"  # unnamed: made without `resolve`
+        launcher = self._launcher or RankLauncher(warm_modules=modules_to_warm(backend))
+        segment = create_segment(self.world_size) if backend == "shm" else None
+        return RankProcesses(labels, launcher, self._launcher is None, segment)
 
     def _send(self, steps: Mapping[int, StepUnderWay]) -> None:
         ranks = self._running()

@@ -11,10 +11,9 @@ import logging
 import os
 import signal
 import socket
-import sys
 import time
 from contextlib import suppress
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from heddle.engine.executors.base import load_worker_factory
 from heddle.engine.executors.death import DeathWatch, die_with_parent
@@ -30,12 +29,16 @@ from heddle.engine.executors.messages import (
     Stop,
     ToRank,
 )
+from heddle.engine.executors.rank_world import create_rank_world
+
+if TYPE_CHECKING:  # torch is imported once the process is set up
+    from heddle.comm.base import World
 
 STACKS_SIGNAL = signal.SIGUSR1
 """Makes a rank write the stacks of its threads to its stacks file, even within a C call."""
 
 
-def run(channel: int, death: int, output: int, stacks: int) -> NoReturn:
+def run(channel: int, death: int, output: int, stacks: int, segment: int | None = None) -> NoReturn:
     """Be a rank until told to stop; never returns.
 
     Args:
@@ -43,6 +46,7 @@ def run(channel: int, death: int, output: int, stacks: int) -> NoReturn:
         death: read end of a pipe that nobody writes to; its end of file is the driver's death.
         output: takes the place of stdout and stderr.
         stacks: file for stack dumps.
+        segment: memory shared with the other ranks; None: they talk over gloo.
     """
     watch = DeathWatch(death)
     die_with_parent()
@@ -54,7 +58,7 @@ def run(channel: int, death: int, output: int, stacks: int) -> NoReturn:
     faulthandler.register(STACKS_SIGNAL, stacks, all_threads=True)
     messages: BlockingChannel[ToRank] = BlockingChannel(socket.socket(fileno=channel), ToRank)
     try:
-        _serve(messages, watch)
+        _serve(messages, watch, segment)
     except EOFError:
         os._exit(1)  # the driver is gone and needs no answer
     except BaseException as error:
@@ -66,7 +70,7 @@ def run(channel: int, death: int, output: int, stacks: int) -> NoReturn:
     os._exit(0)
 
 
-def _serve(messages: BlockingChannel[ToRank], watch: DeathWatch) -> None:
+def _serve(messages: BlockingChannel[ToRank], watch: DeathWatch, segment: int | None) -> None:
     start = messages.receive()
     if not isinstance(start, Start):
         return  # stopped before it began
@@ -74,29 +78,24 @@ def _serve(messages: BlockingChannel[ToRank], watch: DeathWatch) -> None:
     _set_up_process(start)
     import torch
 
-    from heddle.comm.torch_group import create_torch_world
+    torch.set_num_threads(start.resolved.num_threads)
+    with create_rank_world(start, segment) as world:
+        _run_steps(messages, start, world)
 
-    resolved = start.resolved
-    torch.set_num_threads(resolved.num_threads)
-    world = create_torch_world(
-        rank=start.global_rank,
-        world_size=resolved.parallel.world_size,
-        store_path=os.path.join(start.store_directory, "store"),
-        timeout_seconds=resolved.group_timeout_seconds,
-        longest_wait_seconds=resolved.step_timeout_seconds,
-        interface="lo" if sys.platform == "linux" else "lo0",
-    )
+
+def _run_steps(messages: BlockingChannel[ToRank], start: Start, world: World) -> None:
+    """Load, then answer steps until told to stop."""
 
     def report(done: int, total: int) -> None:
         messages.send(Progress(done, total))
 
-    worker = load_worker_factory(start.worker)(resolved, start.global_rank, world, report)
+    create_worker = load_worker_factory(start.worker)
+    worker = create_worker(start.resolved, start.global_rank, world, report)
     messages.send(Ready())
     while isinstance(message := messages.receive(), Step):
         deadline = time.monotonic() + message.seconds
         messages.send(Reply(worker.execute(message.batch, message.digest, deadline)))
     assert isinstance(message, Stop)
-    world.destroy()
 
 
 def _set_up_process(start: Start) -> None:

@@ -56,13 +56,20 @@ class _Rank:
 class RankProcesses:
     """N rank processes, from launch to the last descriptor."""
 
-    def __init__(self, labels: Sequence[str], launcher: RankLauncher, owns_launcher: bool) -> None:
+    def __init__(
+        self,
+        labels: Sequence[str],
+        launcher: RankLauncher,
+        owns_launcher: bool,
+        segment: int | None = None,
+    ) -> None:
         """Start nothing yet.
 
         Args:
             labels: one for each rank, for its lines of output.
             launcher: starts the processes.
             owns_launcher: end it with the ranks.
+            segment: descriptor of memory that all ranks share, closed here once they have it.
         """
         self.is_idle = False
         """True while no rank works: only then can they be asked to leave."""
@@ -74,6 +81,7 @@ class RankProcesses:
             self._resources.callback(launcher.close)
         self._resources.callback(self._selector.close)
         self._launcher = launcher
+        self._segment = segment
         self._relay = OutputRelay(labels)
         self._relay_end = self._resources.enter_context(ExitStack())
         self._relay_end.callback(self._relay.close)
@@ -91,6 +99,8 @@ class RankProcesses:
                 self._launch_one(number, death_read)
         finally:
             os.close(death_read)
+            if self._segment is not None:
+                os.close(self._segment)
             self._relay.start()
         for rank in self._ranks:
             rank.handle.read_pid(deadline)
@@ -110,6 +120,7 @@ class RankProcesses:
                     death=death,
                     output=self._relay.write_end(number),
                     stacks=stacks.fileno(),
+                    segment=self._segment,
                 )
             )
         self._resources.callback(handle.close)
