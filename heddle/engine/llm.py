@@ -28,10 +28,11 @@ from heddle.engine.executors.launch_info import LaunchInfo
 from heddle.engine.inputs import PromptInput, parse_prompt, split_prompts
 from heddle.engine.machine import resolve_here
 from heddle.engine.outputs import RequestMetrics, RequestOutput
-from heddle.engine.progress import loading_bar, progress_bar
+from heddle.engine.progress import line_on_terminal, loading_bar, progress_bar
 from heddle.engine.tokenizer import Tokenizer, check_tokenizer, load_tokenizer
 from heddle.engine.trace import StepRecord
 from heddle.errors import HeddleError, RequestError
+from heddle.kernels.warmup import OnLine, compile_elsewhere, operations
 
 
 class LLM:
@@ -88,6 +89,7 @@ class LLM:
         *,
         launch: LaunchInfo | None = None,
         on_progress: RankProgress | None = None,
+        on_compile: OnLine | None = None,
     ) -> Self:
         """The same, from a whole configuration.
 
@@ -95,9 +97,10 @@ class LLM:
             config: what to run.
             launch: what a launcher told this process; the executor `torchrun` needs it.
             on_progress: told (rank, done, total) while weights load; None: a bar on a terminal.
+            on_compile: given a line for each kernel that is compiled first; None: on a terminal.
         """
         llm = cls.__new__(cls)
-        llm._open(config, launch, on_progress)
+        llm._open(config, launch, on_progress, on_compile)
         return llm
 
     @property
@@ -255,12 +258,15 @@ class LLM:
         config: EngineConfig,
         launch: LaunchInfo | None = None,
         on_progress: RankProgress | None = None,
+        on_compile: OnLine | None = None,
     ) -> None:
         resolved = resolve_here(config, launch)
         self._is_closed = False
         self._turn = threading.Lock()
         self._tokenizer = load_tokenizer(resolved.model_path)
         check_tokenizer(self._tokenizer, resolved.model_path, resolved.model.vocab_size)
+        needed = operations(resolved.kernels, resolved.backend)
+        compile_elsewhere(needed, on_compile or line_on_terminal)
         with loading_bar() if on_progress is None else nullcontext(on_progress) as report:
             self._executor = create_executor(resolved, launch=launch, on_progress=report)
             self._driver = Driver(resolved, self._executor, self._tokenizer)

@@ -47,6 +47,12 @@ def loading_bar() -> Iterator[Callable[[int, int, int], None]]:
         yield report
 
 
+def line_on_terminal(line: str) -> None:
+    """Show a line where stderr is a terminal."""
+    if sys.stderr.isatty():
+        sys.stderr.write(f"{line}\n")
+
+
 def _nothing() -> None:
     return
 

@@ -78,7 +78,10 @@ class GroupCache:
             chain.num_reserved += extra
             self._reservations.promise(extra)
         table = chain.block_table
-        for block in self._pool.allocate(self._missing(chain, num_tokens), after=_last(table)):
+        missing = self._missing(chain, num_tokens)
+        if not missing:
+            return  # as in most steps of a decode
+        for block in self._pool.allocate(missing, after=_last(table)):
             table.append(block)
             self._note_held(block)
 
@@ -171,8 +174,7 @@ class GroupCache:
             chain.num_reserved = count
 
     def _missing(self, chain: BlockChain, num_tokens: int) -> int:
-        count = self.spec.layout.num_virtual_blocks(num_tokens)
-        return max(count - len(chain.block_table), 0)
+        return max(-(-num_tokens // self.spec.unit) - len(chain.block_table), 0)
 
     def _note_held(self, block: int) -> None:
         if self.promises:

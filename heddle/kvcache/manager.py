@@ -82,6 +82,7 @@ class KVCacheManager:
         self._group_caches = [
             GroupCache(spec, self._pool, self._reservations, max_step_rows) for spec in self.groups
         ]
+        self._promises = any(cache.promises for cache in self._group_caches)
         self._states = StateCache(num_state_slots, states_per_sequence, self.state_unit)
         self._num_start_ranks = num_start_ranks(self.groups) if rotates else 1
         self._finder = PrefixFinder(
@@ -216,6 +217,8 @@ class KVCacheManager:
         Raises:
             KVCacheFull: too few blocks are available; nothing has changed.
         """
+        if num_tokens <= blocks.num_tokens and not self._promises:
+            return  # a step asks when it chooses a sequence, and again when it is complete
         pairs = list(zip(self._group_caches, blocks.chains, strict=True))
         cost = sum(cache.growth_cost(chain, num_tokens) for cache, chain in pairs)
         if cost > self.num_available_blocks:

@@ -43,6 +43,7 @@ from heddle.errors import ConfigError
 from heddle.units import PAD_SLOT_ID
 
 IntArray = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
 AnyInts = npt.NDArray[np.integer[Any]]
 
 
@@ -133,9 +134,24 @@ class KVLayout:
             [3, 2, 2, 2]
         """
         length = _natural(length, "length")
-        rounds, open_round = length // self.round_size, length % self.round_size
-        share = open_round - self._turn(rank) * self.interleave_size
-        return rounds * self.interleave_size + _clip(share, self.interleave_size)
+        round_size, run = self.world_size * self.interleave_size, self.interleave_size
+        rounds = length // round_size
+        share = length - rounds * round_size - self._turn(rank) * run
+        return rounds * run + _clip(share, run)
+
+    def local_lens(self, lengths: IntArray) -> IntArray:
+        """`local_len` on every rank of the group: `[..., N]` for lengths `[...]`.
+
+        Example:
+            >>> KVLayout(4, 2, 4).local_lens(np.array([9, 2])).tolist()
+            [[3, 2, 2, 2], [2, 0, 0, 0]]
+        """
+        lengths = _natural(lengths, "length")[..., None]
+        run, round_size = self.interleave_size, self.round_size
+        turns = (np.arange(self.world_size, dtype=np.int64) - self.start_rank) % self.world_size
+        rounds = lengths // round_size
+        found: IntArray = rounds * run + _clip(lengths - rounds * round_size - turns * run, run)
+        return found
 
     @overload
     def global_position(self, index: int, rank: int) -> int: ...
@@ -170,7 +186,34 @@ class KVLayout:
 
     def max_local_len(self, length: int) -> int:
         """Largest `local_len` over the ranks: that of the start rank, where dealing begins."""
-        return self.local_len(length, self.start_rank)
+        run = self.interleave_size
+        rounds, open_round = divmod(_natural(length, "length"), self.world_size * run)
+        longest: int = rounds * run + min(open_round, run)
+        return longest
+
+    def holders(self, first: IntArray, end: IntArray) -> BoolArray:
+        """Which ranks store a key of each range of positions.
+
+        A range that begins in the run of rank `a` and touches `c` runs meets the ranks
+        `a, a + 1, ..., a + c - 1` modulo N, so no rank is asked for its lengths.
+
+        Args:
+            first: [R], start of each range, >= 0.
+            end: [R], its end; nobody stores anything where `end <= first`.
+        Returns:
+            [N, R].
+        Example:
+            >>> KVLayout(3, 2, 4).holders(np.array([1, 3]), np.array([2, 6]))[:, 1].tolist()
+            [False, True, True]
+        """
+        first, end = _natural(first, "first"), _natural(end, "end")
+        run = self.interleave_size
+        count = np.where(end > first, (end - 1) // run - first // run + 1, 0)
+        if count.size and count.min() >= self.world_size:
+            return np.ones((self.world_size, len(first)), dtype=np.bool_)
+        ranks = np.arange(self.world_size, dtype=np.int64)[:, None]
+        found: BoolArray = (ranks - self.owner(first)) % self.world_size < count
+        return found
 
     def local_range(self, start: int, end: int, rank: int) -> tuple[int, int]:
         """Local range of the positions [start, end) that `rank` owns, by the interval law.
@@ -258,10 +301,10 @@ class KVLayout:
 def _natural(value: Any, name: str) -> Any:
     """The value as int or int64 array (narrower products would wrap), once known to be >= 0."""
     if isinstance(value, np.ndarray):
-        if not np.issubdtype(value.dtype, np.integer):
+        if value.dtype.kind not in "iu":
             raise TypeError(f"{name} has dtype {value.dtype}; must be integers")
         value = value.astype(np.int64, copy=False)
-        smallest = value.min(initial=0)
+        smallest = value.min() if value.size else 0
     else:
         value = operator.index(value)
         smallest = value
@@ -272,4 +315,6 @@ def _natural(value: Any, name: str) -> Any:
 
 def _clip(value: Any, high: int) -> Any:
     """The value within [0, high]."""
-    return np.clip(value, 0, high) if isinstance(value, np.ndarray) else min(max(value, 0), high)
+    if isinstance(value, np.ndarray):
+        return np.minimum(np.maximum(value, 0), high)  # `np.clip` asks for the limits of the type
+    return min(max(value, 0), high)

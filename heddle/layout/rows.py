@@ -24,9 +24,11 @@ request.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
+from itertools import chain
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -45,8 +47,7 @@ class RowClass(Enum):
     SPLIT = "split"
 
 
-@dataclass(frozen=True, slots=True)
-class RowRequest:
+class RowRequest(NamedTuple):
     """One request's new rows in a step."""
 
     num_rows: int
@@ -91,6 +92,23 @@ def classify(num_rows: int, pcp_size: int) -> RowClass:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class DealtSegments:
+    """The segments of a step. Those of COPY requests are the same on every rank, and kept once."""
+
+    copied: tuple[Segment, ...]
+    whole: tuple[tuple[Segment, ...], ...]
+    """Per rank."""
+    split: tuple[tuple[Segment, ...], ...]
+    """Per rank."""
+
+    def of(self, rank: int, row_class: RowClass) -> tuple[Segment, ...]:
+        """The segments of one class on a rank."""
+        if row_class is RowClass.COPY:
+            return self.copied
+        return (self.whole if row_class is RowClass.WHOLE else self.split)[rank]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class RowLayout:
     """Index arrays of one step. Made by `create_row_layout`; arrays are read-only."""
 
@@ -120,7 +138,7 @@ class RowLayout:
     """
     classes: tuple[RowClass, ...]
     """Per request."""
-    rank_segments: tuple[tuple[Segment, ...], ...]
+    dealt: DealtSegments
 
     @property
     def num_local_rows(self) -> int:
@@ -143,11 +161,7 @@ class RowLayout:
 
     def class_segments(self, pcp_rank: int, row_class: RowClass) -> tuple[Segment, ...]:
         """The segments of one class on a rank."""
-        return tuple(
-            segment
-            for segment in self.segments(pcp_rank)
-            if self.classes[segment.request] is row_class
-        )
+        return self.dealt.of(self._checked(pcp_rank), row_class)
 
     def segments(self, pcp_rank: int) -> tuple[Segment, ...]:
         """What a rank computes, in local row order.
@@ -155,7 +169,8 @@ class RowLayout:
         One segment per COPY request, one per WHOLE request on its owner, and always two per SPLIT
         request, empty or not.
         """
-        return self.rank_segments[self._checked(pcp_rank)]
+        rank, dealt = self._checked(pcp_rank), self.dealt
+        return (*dealt.copied, *dealt.whole[rank], *dealt.split[rank])
 
     def local_rows(self, pcp_rank: int) -> IntArray:
         """[M]: global row of each local row of a rank; pads point at row 0."""
@@ -181,26 +196,29 @@ def create_row_layout(requests: Sequence[RowRequest], pcp_size: int) -> RowLayou
         >>> create_row_layout([a, b], pcp_size=2).restore.tolist()
         [1, 2, 6, 7, 8, 9, 3, 4, 0]
     """
+    return _create_row_layout(tuple(requests), pcp_size)
+
+
+@lru_cache(maxsize=16)
+def _create_row_layout(requests: tuple[RowRequest, ...], pcp_size: int) -> RowLayout:
+    """A run of decode steps deals the same rows each time, and the value is frozen."""
     _check_requests(requests, pcp_size)
     counts = [request.num_rows for request in requests]
     starts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]).astype(np.int64)
-    sizes = _class_sizes(requests, pcp_size)
-    num_local = sum(sizes)
-    segments = tuple(_rank_segments(requests, rank, pcp_size, sizes) for rank in range(pcp_size))
+    dealt, sizes = _deal(requests, pcp_size)
+    copied = _global_rows(starts, _table(dealt.copied))
+    places, placed = _distributed_rows(starts, dealt, sum(sizes))
 
-    gather = np.zeros((pcp_size, num_local), dtype=np.int64)
-    valid = np.zeros((pcp_size, num_local), dtype=np.bool_)
-    for rank, rank_part in enumerate(segments):
-        local, rows = _expand(starts, rank_part)
-        gather[rank, local] = rows
-        valid[rank, local] = True
+    gather = np.zeros(pcp_size * sum(sizes), dtype=np.int64)
+    valid = np.zeros(pcp_size * sum(sizes), dtype=np.bool_)
+    gather.reshape(pcp_size, -1)[:, : sizes[0]] = copied
+    valid.reshape(pcp_size, -1)[:, : sizes[0]] = True
+    gather[places], valid[places] = placed, True
     canon = valid.copy()
-    canon[1:, : sizes[0]] = False  # COPY rows: the lowest rank's copy is the canonical one
+    canon.reshape(pcp_size, -1)[1:, : sizes[0]] = False  # COPY rows: the lowest rank's copy counts
 
     restore = np.empty(int(starts[-1]), dtype=np.int64)
-    restore[gather[canon]] = np.flatnonzero(canon)
-    part = valid[:, sizes[0] :]
-    order = np.argsort(gather[:, sizes[0] :][part])  # no ties: a distributed row is on one rank
+    restore[copied], restore[placed] = np.arange(sizes[0]), places
     return RowLayout(
         pcp_size=pcp_size,
         num_rows=int(starts[-1]),
@@ -208,13 +226,13 @@ def create_row_layout(requests: Sequence[RowRequest], pcp_size: int) -> RowLayou
         num_whole=sizes[1],
         num_split=sizes[2],
         request_starts=_frozen(starts),
-        gather=_frozen(gather.ravel()),
-        valid=_frozen(valid.ravel()),
-        canon=_frozen(canon.ravel()),
+        gather=_frozen(gather),
+        valid=_frozen(valid),
+        canon=_frozen(canon),
         restore=_frozen(restore),
-        distributed_order=_frozen(np.flatnonzero(part)[order]),
+        distributed_order=_frozen(_distributed_order(restore, placed, sum(sizes), sizes[0])),
         classes=tuple(request.row_class for request in requests),
-        rank_segments=segments,
+        dealt=dealt,
     )
 
 
@@ -228,54 +246,93 @@ def _check_requests(requests: Sequence[RowRequest], pcp_size: int) -> None:
             raise ValueError(f"request {index}: owner={request.owner}; must be in [0, {pcp_size})")
 
 
-def _class_sizes(requests: Sequence[RowRequest], pcp_size: int) -> tuple[int, int, int]:
-    """Local rows of each class on every rank: COPY, WHOLE, SPLIT."""
-    copied = 0
-    whole = np.zeros(pcp_size, dtype=np.int64)
-    split = np.zeros(pcp_size, dtype=np.int64)
-    for request in requests:
-        if request.row_class is RowClass.COPY:
-            copied += request.num_rows
-        elif request.row_class is RowClass.WHOLE:
-            whole[request.owner] += request.num_rows
-        else:
-            cuts = np.diff(cut_points(request.num_rows, pcp_size))
-            split += cuts[:pcp_size] + cuts[pcp_size:][::-1]
-    return copied, int(whole.max()), int(split.max())
+def _deal(
+    requests: Sequence[RowRequest], pcp_size: int
+) -> tuple[DealtSegments, tuple[int, int, int]]:
+    """The segments of every rank, by class, then request, then start; and the rows of each class.
+
+    One pass over the requests of a class serves all ranks: a step may hold hundreds of them.
+    """
+    copied: list[Segment] = []
+    num_copy = _append(copied, 0, ((i, 0, r.num_rows) for i, r in _of(requests, RowClass.COPY)))
+    whole: list[list[Segment]] = [[] for _ in range(pcp_size)]
+    ends = [num_copy] * pcp_size
+    for index, (num_rows, _, rank) in _of(requests, RowClass.WHOLE):
+        whole[rank].append(Segment(index, 0, num_rows, ends[rank]))
+        ends[rank] += num_rows
+    first_split = max(ends)
+    split: list[list[Segment]] = [[] for _ in range(pcp_size)]
+    ends = [first_split] * pcp_size
+    for index, request in _of(requests, RowClass.SPLIT):
+        cuts = cut_points(request.num_rows, pcp_size)
+        for rank in range(pcp_size):
+            chunks = (rank, 2 * pcp_size - 1 - rank)  # an early one and its mirror
+            parts = [(index, cuts[chunk], cuts[chunk + 1]) for chunk in chunks]
+            ends[rank] = _append(split[rank], ends[rank], parts)
+    dealt = DealtSegments(tuple(copied), tuple(map(tuple, whole)), tuple(map(tuple, split)))
+    return dealt, (num_copy, first_split - num_copy, max(ends) - first_split)
 
 
-def _rank_segments(
-    requests: Sequence[RowRequest], pcp_rank: int, pcp_size: int, sizes: tuple[int, int, int]
-) -> tuple[Segment, ...]:
-    """One rank's segments in local row order: class, then request, then start."""
-    found: dict[RowClass, list[Segment]] = {row_class: [] for row_class in RowClass}
-    copies, wholes, _ = sizes
-    rows = {RowClass.COPY: 0, RowClass.WHOLE: copies, RowClass.SPLIT: copies + wholes}
-
-    def place(index: int, row_class: RowClass, start: int, end: int) -> None:
-        found[row_class].append(Segment(index, start, end, rows[row_class]))
-        rows[row_class] += end - start
-
-    for index, request in enumerate(requests):
-        if request.row_class is RowClass.SPLIT:
-            cuts = cut_points(request.num_rows, pcp_size)
-            for chunk in (pcp_rank, 2 * pcp_size - 1 - pcp_rank):  # an early one and its mirror
-                place(index, RowClass.SPLIT, cuts[chunk], cuts[chunk + 1])
-        elif request.row_class is RowClass.COPY or request.owner == pcp_rank:
-            place(index, request.row_class, 0, request.num_rows)
-    return tuple(segment for row_class in RowClass for segment in found[row_class])
+def _of(requests: Sequence[RowRequest], row_class: RowClass) -> Iterator[tuple[int, RowRequest]]:
+    return (pair for pair in enumerate(requests) if pair[1].row_class is row_class)
 
 
-def _expand(request_starts: IntArray, segments: Sequence[Segment]) -> tuple[IntArray, IntArray]:
-    """Local and global rows of the segments, one after another."""
-    table = np.array(segments, dtype=np.int64).reshape(-1, 4)
-    lengths = table[:, 2] - table[:, 1]
+def _append(found: list[Segment], row: int, parts: Iterable[tuple[int, int, int]]) -> int:
+    """Add (request, start, end) from local row `row` on; returns the row behind them."""
+    for request, start, end in parts:
+        found.append(Segment(request, start, end, row))
+        row += end - start
+    return row
+
+
+def _table(segments: Sequence[Segment]) -> IntArray:
+    """`[segments, 4]`."""
+    return np.fromiter(chain.from_iterable(segments), np.int64, 4 * len(segments)).reshape(-1, 4)
+
+
+def _global_rows(request_starts: IntArray, table: IntArray) -> IntArray:
+    """Global rows of segments, one after another."""
+    return runs(request_starts[table[:, 0]] + table[:, 1], table[:, 2] - table[:, 1])
+
+
+def _distributed_rows(
+    request_starts: IntArray, dealt: DealtSegments, num_local: int
+) -> tuple[IntArray, IntArray]:
+    """Where the WHOLE and SPLIT rows of all ranks lie, at `rank * num_local + row`, and their
+    global rows.
+    """
+    ranks = [(*whole, *split) for whole, split in zip(dealt.whole, dealt.split, strict=True)]
+    segments = [segment for rank in ranks for segment in rank]
+    table = _table(segments)
+    firsts = np.repeat(np.arange(len(ranks)) * num_local, [len(rank) for rank in ranks])
+    places = runs(firsts + table[:, 3], table[:, 2] - table[:, 1])
+    return places, _global_rows(request_starts, table)
+
+
+def runs(firsts: IntArray, lengths: IntArray) -> IntArray:
+    """Runs of consecutive numbers, one after another.
+
+    Example:
+        >>> runs(np.array([7, 2]), np.array([2, 3])).tolist()
+        [7, 8, 2, 3, 4]
+    """
     ends = np.cumsum(lengths)
-    # Row i of the result lies `i - (its segment's first place)` rows into that segment.
+    # Number i of the result lies `i - (its run's first place)` into that run.
     inside = np.arange(int(lengths.sum()), dtype=np.int64) - np.repeat(ends - lengths, lengths)
-    local = np.repeat(table[:, 3], lengths) + inside
-    rows = np.repeat(request_starts[table[:, 0]] + table[:, 1], lengths) + inside
-    return local, rows
+    found: IntArray = np.repeat(firsts, lengths) + inside
+    return found
+
+
+def _distributed_order(
+    restore: IntArray, distributed: IntArray, num_local: int, num_copy: int
+) -> IntArray:
+    """See `RowLayout.distributed_order`: canonical places, counted without COPY rows."""
+    is_distributed = np.zeros(len(restore), dtype=np.bool_)
+    is_distributed[distributed] = True
+    places = restore[is_distributed]
+    ranks = places // max(num_local, 1)
+    found: IntArray = places - (ranks + 1) * num_copy
+    return found
 
 
 def _frozen(array: npt.NDArray[_Scalar]) -> npt.NDArray[_Scalar]:

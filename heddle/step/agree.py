@@ -41,4 +41,4 @@ def _store_copies(topology: Topology, group: int) -> list[tuple[int, ...]]:
     size = mesh.world_size // mesh.dp_size
     if topology.groups[group].world_size == 1:
         return [(place,) for place in range(size)]
-    return [members for members in mesh.groups("dcp") if max(members) < size]
+    return [members for members in topology.dcp_groups if max(members) < size]

@@ -7,15 +7,18 @@ local to a rank; each rank derives the same plan from it (`heddle.step.plan`).
 from __future__ import annotations
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
-from heddle.config.sampling import SamplingParams
 from heddle.kvcache.copies import BlockCopy
+from heddle.step.draw_params import DrawParams
+from heddle.step.packed import unpack_table
 
 
-class SampleSpec(msgspec.Struct, frozen=True, kw_only=True):
+class SampleSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How to draw one token from the last row of a request."""
 
-    params: SamplingParams
+    params: DrawParams
     seed: int
     """Resolved seed, 0 <= seed < 2**64."""
     choice: int
@@ -54,7 +57,7 @@ class StateCopy(msgspec.Struct, frozen=True, kw_only=True):
     target: int
 
 
-class ScheduledRequest(msgspec.Struct, frozen=True, kw_only=True):
+class ScheduledRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One sequence's part of a step: `q = len(token_ids)` new rows after `C = num_computed_tokens`
     cached ones.
     """
@@ -62,9 +65,10 @@ class ScheduledRequest(msgspec.Struct, frozen=True, kw_only=True):
     request_id: int
     token_ids: tuple[int, ...]
     num_computed_tokens: int
-    block_tables: tuple[tuple[int, ...], ...]
+    packed_tables: tuple[bytes, ...]
     """Per cache group: virtual block ids, enough for C + q tokens; 0 where no query of this step or
-    later sees the block.
+    later sees the block. As `pack_table` gives them: a long context has thousands of blocks, and
+    every rank reads them in every step.
     """
     start_rank: int = 0
     """`u` of the block chain."""
@@ -85,6 +89,15 @@ class ScheduledRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Slot of the adapter that the rows go through; -1: none."""
     embeddings: bytes = b""
     """Rows `[E]` in the compute dtype that replace the first so many tokens of this part."""
+
+    def table(self, group: int) -> npt.NDArray[np.int64]:
+        """Block ids of a cache group, in order of position."""
+        return unpack_table(self.packed_tables[group])
+
+    @property
+    def block_tables(self) -> tuple[tuple[int, ...], ...]:
+        """All tables, for people."""
+        return tuple(tuple(self.table(group).tolist()) for group in range(len(self.packed_tables)))
 
 
 class AdapterChange(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,7 +136,7 @@ class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True):
     top_logprobs: tuple[float, ...]
 
 
-class SampledToken(msgspec.Struct, frozen=True, kw_only=True):
+class SampledToken(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One token that a request got from a step; several in a row where drafts were accepted."""
 
     request_id: int

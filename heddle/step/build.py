@@ -14,6 +14,8 @@ from heddle.step.batch import (
     StateCopy,
     StateUse,
 )
+from heddle.step.draw_params import DrawParams
+from heddle.step.packed import pack_table
 from heddle.step.topology import Topology
 
 BadWordIds = tuple[tuple[int, ...], ...]
@@ -65,8 +67,8 @@ def _describe(part: ScheduledPart, topology: Topology, bad_words: BadWordIds) ->
         request_id=request.request_id,
         token_ids=part.token_ids,
         num_computed_tokens=start,
-        block_tables=tuple(
-            tuple(table[: topology.kv_layout(group).num_virtual_blocks(end)])
+        packed_tables=tuple(
+            pack_table(table[: topology.kv_layout(group).num_virtual_blocks(end)])
             for group, table in enumerate(request.block_tables)
         ),
         start_rank=request.blocks.start_rank,
@@ -109,20 +111,21 @@ def _seen(request: Request) -> tuple[int, ...]:
 def _spec(part: ScheduledPart, row: int, bad_words: BadWordIds) -> SampleSpec:
     """How to draw the token after the first `row` drafts, as if they were outputs."""
     request = part.request
-    outputs = (*request.output_token_ids, *part.draft_token_ids[:row])
-    position = len(outputs)
+    position = len(request.output_token_ids) + row
     needs_output = bool(bad_words) or request.params.has_penalties
     needs_prompt = request.params.repetition_penalty != 1.0
     is_forced = position < len(request.teacher)
     return SampleSpec(
-        params=request.params,
+        params=DrawParams.of(request.params),
         seed=request.seed,
         choice=request.choice,
         position=position,
         eos_token_ids=() if request.params.ignore_eos else tuple(request.eos_token_ids),
         # Long prompts would dominate the message, so they travel only where they change logits.
         prompt_token_ids=_seen(request) if needs_prompt else (),
-        output_token_ids=outputs if needs_output else (),
+        output_token_ids=(*request.output_token_ids, *part.draft_token_ids[:row])
+        if needs_output
+        else (),
         bad_word_ids=bad_words,
         forced_token_id=request.teacher[position] if is_forced else None,
         return_logits=request.return_logits,

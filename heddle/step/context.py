@@ -12,24 +12,74 @@ Legend: `N` ranks of the DCP group, `I` interleave, `W` workspace rows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import accumulate
 from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from heddle.layout.kv import KVLayout
 
+IntArray = npt.NDArray[np.int64]
 
-class ContextSpan(NamedTuple):
-    """Cached positions [start, end) of a request that some row of a class sees."""
 
-    request: int
-    start: int
-    end: int
+@dataclass(frozen=True, eq=False)
+class ContextSpans:
+    """Cached positions [start, end) of requests that some row of a class sees, in batch order.
+
+    Columns `[S]`, for a step may hold hundreds of decodes. None is empty.
+    """
+
     layout: KVLayout
+    """Of chains that start on rank 0; all have its N and I."""
+    request: IntArray
+    start: IntArray
+    end: IntArray
+    start_rank: IntArray
+
+    @classmethod
+    def of(cls, layout: KVLayout, spans: Sequence[tuple[int, int, int, int]]) -> ContextSpans:
+        """Spans by row: (request, start, end, start rank)."""
+        table = np.array(spans, dtype=np.int64).reshape(-1, 4)
+        return cls(layout, *table[table[:, 1] < table[:, 2]].T)
+
+    def __len__(self) -> int:
+        return len(self.request)
+
+    @cached_property
+    def _starts(self) -> IntArray:
+        """First position of the round in which each span starts."""
+        return self.start // self.layout.round_size * self.layout.round_size
+
+    @cached_property
+    def pieces(self) -> list[ContextPiece]:
+        """Each span as one piece."""
+        columns = (self.request, self._starts, self.end)
+        return list(map(ContextPiece._make, zip(*(c.tolist() for c in columns), strict=True)))
+
+    @cached_property
+    def rows(self) -> list[int]:
+        """Rows of each span when all ranks send their shares, padded to the largest: that of the
+        rank which dealing begins with.
+        """
+        most = self.layout.local_len(self.end, 0) - self.layout.local_len(self._starts, 0)
+        found: list[int] = (self.layout.world_size * most).tolist()
+        return found
+
+    @cached_property
+    def layouts(self) -> dict[int, KVLayout]:
+        """By request, where chains start on different ranks; else empty."""
+        if len(self) == 0 or (self.start_rank == self.start_rank[0]).all():
+            return {}
+        pairs = zip(self.request.tolist(), self.start_rank.tolist(), strict=True)
+        return {index: replace(self.layout, start_rank=rank) for index, rank in pairs}
 
 
-@dataclass(frozen=True, slots=True)
-class ContextPiece:
+class ContextPiece(NamedTuple):
     """Global positions [start, end) of one request's cached context; N*I divides `start`."""
 
     request: int
@@ -46,61 +96,70 @@ class ContextChunk:
     """Rows that each rank sends: the largest share over ranks."""
 
 
-def plan_context_chunks(spans: Sequence[ContextSpan], workspace: int) -> tuple[ContextChunk, ...]:
+def plan_context_chunks(spans: ContextSpans, workspace: int) -> tuple[ContextChunk, ...]:
     """Tile every span once, in batch order, filling each chunk greedily.
 
     A span that starts within a round of ownership is begun at the start of that round: its pieces
     may hold a few keys that nobody sees.
 
     Args:
-        spans: in batch order; the layouts share N and I and may differ in their start rank.
+        spans: what is to be met.
         workspace: `W`, rows of gathered context held at once; raised to N*I where it is smaller.
     Returns:
         Chunks whose gathered size `N * padded_local_rows` never exceeds the workspace.
     Source: docs/exchanges.md, "Context in bounded pieces".
     """
-    chunks: list[ContextChunk] = []
-    open_pieces: list[tuple[ContextPiece, KVLayout]] = []
-    room = 0
-    for request, first, end, layout in spans:
-        start = first // layout.round_size * layout.round_size if first < end else end
-        while start < end:
-            cut = _furthest_end(layout, start, end, room)
-            if cut == start:
-                _close(chunks, open_pieces)
-                room = max(workspace, layout.round_size)
-                continue
-            open_pieces.append((ContextPiece(request, start, cut), layout))
-            room -= _gathered_rows(layout, start, cut)
-            start = cut
-    _close(chunks, open_pieces)
+    if not len(spans):
+        return ()
+    size, layouts = spans.layout.round_size, spans.layouts
+    chunks = []
+    for pieces, num_rows in _filled(spans.pieces, spans.rows, max(workspace, size), size):
+        # Dealing begins on one rank: it has the most of every piece, so of all together.
+        share = num_rows // spans.layout.world_size
+        if layouts:
+            share = largest_share(pieces, [layouts[piece.request] for piece in pieces])
+        chunks.append(ContextChunk(tuple(pieces), share))
     return tuple(chunks)
 
 
-def _gathered_rows(layout: KVLayout, start: int, end: int) -> int:
-    """Rows of all ranks when each sends its share of [start, end), padded to the largest."""
-    return layout.world_size * (layout.max_local_len(end) - layout.max_local_len(start))
+def _filled(
+    whole: Sequence[ContextPiece], rows: Sequence[int], workspace: int, round_size: int
+) -> Iterator[tuple[list[ContextPiece], int]]:
+    """The pieces of each chunk, and their rows; a step may hold hundreds of short contexts, so
+    whole pieces are taken by runs.
+    """
+    ends = list(accumulate(rows))
+    rest, left, place = whole[0], rows[0], 0
+    while place < len(whole):
+        pieces, room = [], workspace
+        if left <= room:
+            room -= left
+            last = bisect_right(ends, ends[place] + room, place + 1)
+            pieces = [rest, *whole[place + 1 : last]]
+            room -= ends[last - 1] - ends[place]
+            place = last
+            if place < len(whole):
+                rest, left = whole[place], rows[place]
+        if place < len(whole) and room >= round_size:
+            # A whole number of ownership rounds, of which every rank stores the same.
+            cut = room // round_size * round_size
+            pieces.append(rest._replace(end=rest.start + cut))
+            rest, left, room = rest._replace(start=rest.start + cut), left - cut, room - cut
+        yield pieces, workspace - room
 
 
-def _furthest_end(layout: KVLayout, start: int, length: int, room: int) -> int:
-    """Largest end of a piece that fits: the whole rest, or a whole number of ownership rounds."""
-    if _gathered_rows(layout, start, length) <= room:
-        return length
-    return start + room // layout.round_size * layout.round_size
+def largest_share(pieces: Sequence[ContextPiece], layouts: Sequence[KVLayout]) -> int:
+    """Rows of all pieces on the rank that stores most of them.
 
-
-def _close(chunks: list[ContextChunk], open_pieces: list[tuple[ContextPiece, KVLayout]]) -> None:
-    """Turn the open pieces into a chunk."""
-    if not open_pieces:
-        return
-    num_ranks = open_pieces[0][1].world_size
-    shares = (
-        sum(
-            end - start
-            for piece, layout in open_pieces
-            for start, end in [layout.local_range(piece.start, piece.end, rank)]
-        )
-        for rank in range(num_ranks)
+    Args:
+        pieces: of one chunk, at least one.
+        layouts: of their sequences; they differ in their start rank at most.
+    """
+    bounds: dict[KVLayout, list[tuple[int, int]]] = {}
+    for piece, layout in zip(pieces, layouts, strict=True):
+        bounds.setdefault(layout, []).append((piece.start, piece.end))
+    alike = [(layout, np.array(found, dtype=np.int64)) for layout, found in bounds.items()]
+    return max(
+        sum(int(np.diff(layout.local_len(found, rank)).sum()) for layout, found in alike)
+        for rank in range(layouts[0].world_size)
     )
-    chunks.append(ContextChunk(tuple(piece for piece, _ in open_pieces), max(shares)))
-    open_pieces.clear()

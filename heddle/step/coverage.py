@@ -7,12 +7,11 @@ interleave, the chunking or the row classes were.
 
 from __future__ import annotations
 
-from itertools import chain
-
 import numpy as np
 import numpy.typing as npt
 
 from heddle.step.batch import GlobalBatch
+from heddle.step.packed import packed_length, packed_part, unpack_table
 from heddle.step.topology import Topology
 
 _MASK = (1 << 64) - 1
@@ -45,23 +44,25 @@ def expected_coverage(batch: GlobalBatch, topology: Topology, group: int) -> int
     All requests at once, for a step may hold hundreds of decodes.
     """
     layout = topology.kv_layout(group)  # where a chain starts has no effect on its slots
-    counts = np.array([len(r.token_ids) for r in batch.requests], dtype=np.int64)
+    facts = [(len(r.token_ids), r.num_computed_tokens, r.request_id) for r in batch.requests]
+    counts, cached, ids = np.array(facts, dtype=np.int64).reshape(-1, 3).T
     if not counts.sum():
         return 0
-    cached = np.array([r.num_computed_tokens for r in batch.requests], dtype=np.int64)
-    ids = np.array([r.request_id for r in batch.requests], dtype=np.int64)
-    lengths = np.array([len(r.block_tables[group]) for r in batch.requests], dtype=np.int64)
-    tables = np.fromiter(
-        chain.from_iterable(r.block_tables[group] for r in batch.requests), np.int64
-    )
+    hidden = cached // layout.virtual_block_size  # blocks in front of the first new row
+    tails = [
+        packed_part(request.packed_tables[group], start)
+        for request, start in zip(batch.requests, hidden.tolist(), strict=True)
+    ]
+    tables = unpack_table(b"".join(tails))
+    lengths = np.array([packed_length(tail) for tail in tails], dtype=np.int64)
+    first_block = np.cumsum(lengths) - lengths - hidden
 
     def per_row(values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         return np.repeat(values, counts)
 
     ends = np.cumsum(counts)
     positions = np.arange(ends[-1], dtype=np.int64) - per_row(ends - counts) + per_row(cached)
-    # Not `layout.slots`, which the ranks ask: a fault in it must not predict itself.
+    # Not as the ranks do it: a fault of theirs must not predict itself.
     local = layout.local_index(positions)
-    first_block = per_row(np.cumsum(lengths) - lengths)
-    slots = tables[first_block + local // layout.block_size] * layout.block_size
+    slots = tables[per_row(first_block) + local // layout.block_size] * layout.block_size
     return mix(per_row(ids), positions, slots + local % layout.block_size)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import TYPE_CHECKING
 
 from heddle.layout.cache_rows import row_format
@@ -183,8 +184,7 @@ def query_gather(num_rows: int, sizes: ExchangeSizes, *, is_copy: bool) -> Itera
 def query_ring(num_rows: int, sizes: ExchangeSizes) -> Iterator[Collective]:
     """Each rank's queries visit all others."""
     shape = (num_rows, sizes.lanes, sizes.query_width)
-    for _ in range(sizes.world_size - 1):
-        yield Collective("shift", "dcp", shape, sizes.dtype)
+    yield from repeat(Collective("shift", "dcp", shape, sizes.dtype), sizes.world_size - 1)
 
 
 def partials_return(
@@ -245,8 +245,8 @@ def key_ring(chunks: Sequence[ContextChunk], sizes: ExchangeSizes) -> Iterator[C
     """Cached context, each shard handed on until all ranks have met it."""
     for chunk in chunks:
         shape = (chunk.padded_local_rows, sizes.stored_heads, sizes.row_width)
-        for _ in range(sizes.world_size - 1):
-            yield Collective("shift", "dcp", shape, sizes.row_dtype)
+        hop = Collective("shift", "dcp", shape, sizes.row_dtype)
+        yield from repeat(hop, sizes.world_size - 1)
 
 
 def new_rows_gather(

@@ -8,13 +8,22 @@ PCP rank hands to another.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
 
 from heddle.layout.rows import RowClass, RowLayout
 from heddle.step.batch import GlobalBatch
 from heddle.step.class_plan import ClassPlan, GroupPlan
-from heddle.step.context import ContextChunk, ContextSpan, plan_context_chunks
+from heddle.step.context import (
+    ContextChunk,
+    ContextSpans,
+    largest_share,
+    plan_context_chunks,
+)
 from heddle.step.exchanges import (
     ExchangeSizes,
     context_candidates,
@@ -25,6 +34,9 @@ from heddle.step.lanes import MergeLanes
 from heddle.step.new_rows import worthwhile_halo
 from heddle.step.pricing import ContextWork, choose_plan
 from heddle.step.topology import Topology
+
+IntArray = npt.NDArray[np.int64]
+_UNBOUNDED = 1 << 62
 
 
 def plan_groups(batch: GlobalBatch, rows: RowLayout, topology: Topology) -> tuple[GroupPlan, ...]:
@@ -44,6 +56,14 @@ class _GroupPlanner:
         self.is_sharded = topology.groups[group].world_size > 1
         self.sizes = ExchangeSizes.of(topology, tp_rank=0)
         self.merge_lanes = MergeLanes.of(topology, group)
+
+    @cached_property
+    def _facts(self) -> IntArray:
+        """`[3, B]`: new rows, cached tokens and start rank of each request."""
+        facts = [
+            (len(r.token_ids), r.num_computed_tokens, r.start_rank) for r in self.batch.requests
+        ]
+        return np.array(facts, dtype=np.int64).reshape(-1, 3).T
 
     def run(self) -> GroupPlan:
         plan = GroupPlan(
@@ -108,8 +128,8 @@ class _GroupPlanner:
     def _distributed(self, row_class: RowClass) -> ClassPlan:
         if self.topology.model.sparse is not None:
             return self._chosen_keys(row_class)
-        spans = list(self._spans(row_class))
-        if not spans:
+        spans = self._spans(row_class)
+        if not len(spans):
             return ClassPlan(row_class=row_class)
         if not self.is_sharded:
             return ClassPlan(
@@ -128,8 +148,7 @@ class _GroupPlanner:
                 for way in returns
             ]
         start, end = self.rows.class_rows(row_class)
-        counts = {i: len(request.token_ids) for i, request in enumerate(self.batch.requests)}
-        work = ContextWork.of(spans, counts, self.topology.mesh.pcp_size)
+        work = ContextWork.of(spans, self._facts[0], self.topology.mesh.pcp_size)
         return self._chosen(plans, end - start, why if len(plans) == 1 else "", work)
 
     def _chosen_keys(self, row_class: RowClass) -> ClassPlan:
@@ -147,27 +166,34 @@ class _GroupPlanner:
         asked = self.topology.context_exchange
         return context_candidates(self.sizes) if asked == "auto" else (asked,)
 
-    def _spans(self, row_class: RowClass) -> Iterator[ContextSpan]:
+    def _spans(self, row_class: RowClass) -> ContextSpans:
         """The cached keys that some row of each request of the class sees."""
-        for index, request in enumerate(self.batch.requests):
-            if self.rows.classes[index] is not row_class or not request.token_ids:
-                continue
-            cached = request.num_computed_tokens
-            layout = self.merge_lanes.layout(
-                self.topology.kv_layout(self.group, request.start_rank)
-            )
-            start = min(self.visibility.start(cached), cached)
-            # Rows further on see less of the window and as much of the first tokens.
-            last = cached + len(request.token_ids) - 1
-            first_end = min(self.visibility.first_end(last), cached)
-            if first_end >= start // layout.round_size * layout.round_size:
-                start, first_end = 0 if first_end else start, 0
-            if first_end > 0:
-                yield ContextSpan(index, 0, first_end, layout)
-            if start < cached:
-                yield ContextSpan(index, start, cached, layout)
+        classes = self.rows.classes
+        members = np.array([i for i, found in enumerate(classes) if found is row_class], np.int64)
+        counts, cached, starts = self._facts[:, members]
+        is_there = (counts > 0) & (cached > 0)
+        members, counts, cached, starts = (
+            column[is_there] for column in (members, counts, cached, starts)
+        )
+        layout = self.merge_lanes.layout(self.topology.kv_layout(self.group))
+        if not self.is_sharded:
+            starts = np.zeros_like(starts)  # every rank holds the whole chain
+        if self.visibility.is_full:
+            return ContextSpans(layout, members, np.zeros_like(cached), cached, starts)
+        start = np.minimum(self.visibility.start(cached), cached)
+        # Rows further on see less of the window and as much of the first tokens.
+        first_end = np.minimum(self.visibility.first_end(cached + counts - 1), cached)
+        touches = first_end >= start // layout.round_size * layout.round_size
+        start = np.where(touches & (first_end > 0), 0, start)
+        first_end = np.where(touches, 0, first_end)
+        zeros = np.zeros_like(start)
+        both = np.array(
+            [[members, zeros, first_end, starts], [members, start, cached, starts]]
+        )  # [2, 4, S]
+        columns = both.transpose(1, 2, 0).reshape(4, -1)  # the first tokens in front of the window
+        return ContextSpans(layout, *columns[:, columns[1] < columns[2]])
 
-    def _chunks(self, spans: Sequence[ContextSpan], context: str) -> tuple[ContextChunk, ...]:
+    def _chunks(self, spans: ContextSpans, context: str) -> tuple[ContextChunk, ...]:
         """Pieces of context, where keys travel or are read in place."""
         workspace = self.topology.context_workspace_tokens
         if self.topology.lanes is not None:
@@ -177,15 +203,10 @@ class _GroupPlanner:
             return ()
         if context == "ring_kv" or (context == "local" and not self.topology.model.is_mla):
             # Read in place, or whole shards travel: nothing is gathered, so nothing is bounded.
-            workspace = sum(span.end + span.layout.round_size for span in spans)
+            workspace = _UNBOUNDED
         return plan_context_chunks(spans, workspace)
 
     def _padded(self, chunk: ContextChunk) -> ContextChunk:
         """A chunk that was cut for lanes, with the largest share of a rank."""
-        layout = self.topology.kv_layout(self.group)
-        ranges = (
-            [layout.local_range(piece.start, piece.end, rank) for piece in chunk.pieces]
-            for rank in range(layout.world_size)
-        )
-        shares = (sum(end - start for start, end in found) for found in ranges)
-        return replace(chunk, padded_local_rows=max(shares))
+        layouts = [self.topology.kv_layout(self.group)] * len(chunk.pieces)
+        return replace(chunk, padded_local_rows=largest_share(chunk.pieces, layouts))

@@ -18,6 +18,7 @@ Legend: `N` ranks that share a sequence's keys, `Y` lanes, `X` lanes of one rank
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,9 +26,11 @@ import numpy.typing as npt
 
 from heddle.layout.kv import KVLayout
 from heddle.step.topology import Topology
-from heddle.step.views import LocalRange
+from heddle.step.views import LocalRange, Ranges
 
 IntArray = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
+LayoutOf = Callable[[int], KVLayout]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +67,37 @@ class MergeLanes:
         if self.num_lanes == layout.world_size:
             return layout
         return KVLayout(self.num_lanes, layout.interleave_size, layout.block_size)
+
+    def local(
+        self, ranges: Ranges, start_ranks: IntArray, layout_of: LayoutOf, lane: int
+    ) -> Ranges:
+        """Ranges of positions as ranges of what a lane holds.
+
+        Args:
+            ranges: of rows, `[R]`.
+            start_ranks: `[R]`, `u` of each row's chain.
+            layout_of: ownership by ranks, by start rank.
+            lane: which lane.
+        """
+        found = Ranges(np.empty_like(ranges.first), np.empty_like(ranges.end))
+        for start_rank in np.unique(start_ranks).tolist():
+            layout, rows = self.layout(layout_of(start_rank)), start_ranks == start_rank
+            if rows.all():
+                return ranges.local(layout, lane)
+            part = Ranges(ranges.first[rows], ranges.end[rows]).local(layout, lane)
+            found.first[rows], found.end[rows] = part.first, part.end
+        return found
+
+    def holders(
+        self, ranges: Sequence[Ranges], start_ranks: IntArray, layout_of: LayoutOf
+    ) -> BoolArray:
+        """`[Y, R]`: does a lane hold any key that a row sees? Arguments as for `local`."""
+        found = np.zeros((self.num_lanes, len(start_ranks)), dtype=np.bool_)
+        for start_rank in np.unique(start_ranks).tolist():
+            layout, rows = self.layout(layout_of(start_rank)), start_ranks == start_rank
+            for part in ranges:
+                found[:, rows] |= layout.holders(part.first[rows], part.end[rows])
+        return found
 
     def keys(self, block_table: IntArray, lane: int, start: int, end: int) -> LocalRange:
         """Keys [start, end) of a lane of this rank, as rows that the rank stores; start < end."""

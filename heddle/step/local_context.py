@@ -14,7 +14,7 @@ Legend: `N` ranks that share a sequence's keys.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -51,6 +51,9 @@ class KeyPart:
     """Among the keys that came: those of the chunk if gathered, else of the piece or shard."""
     ranges: tuple[Ranges, ...]
     """What the rows meet, relative to the part's first key; none where they meet nothing."""
+
+
+_NOTHING = KeyPart(slice(0, 0), ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +93,56 @@ class OwnRows(NamedTuple):
     positions: IntArray
 
 
+class _Shards(NamedTuple):
+    """What each rank stores of the pieces of a chunk, and sends: one run per piece, in order.
+
+    All are `[pieces, N]`.
+    """
+
+    first: IntArray
+    """Local index of the first key."""
+    length: IntArray
+    offset: IntArray
+    """Keys of earlier pieces in the shard."""
+    padded: int
+    """Rows of a shard."""
+
+    @classmethod
+    def of(
+        cls, pieces: Sequence[ContextPiece], sequences: Sequence[CachedSequence], padded: int
+    ) -> _Shards:
+        bounds = np.array([piece[1:] for piece in pieces], dtype=np.int64)
+        layouts = [sequence.layout for sequence in sequences]
+        lens = np.empty((*bounds.shape, layouts[0].world_size), dtype=np.int64)  # [pieces, 2, N]
+        starts = np.array([layout.start_rank for layout in layouts], dtype=np.int64)
+        for layout in set(layouts):
+            alike = starts == layout.start_rank
+            lens[alike] = layout.local_lens(bounds[alike])
+        first, length = lens[:, 0], lens[:, 1] - lens[:, 0]
+        return cls(first, length, np.cumsum(length, axis=0) - length, padded)
+
+    def stored(self, piece: int, rank: int) -> tuple[int, int]:
+        """Local range of a piece on a rank."""
+        start = int(self.first[piece, rank])
+        return start, start + int(self.length[piece, rank])
+
+    def in_shard(self, piece: int, sender: int) -> slice:
+        """Where a piece lies in the shard of a sender."""
+        count, offset = int(self.length[piece, sender]), int(self.offset[piece, sender])
+        return slice(offset, offset + count) if count else slice(0, 0)
+
+    def gathered(self, piece: int, layout: KVLayout, length: int) -> IntArray:
+        """`[length]`: where each position of a piece lies among the shards of all ranks, one after
+        another. A piece begins with a round, so positions are `[rounds, turn, place in the run]`.
+        """
+        run, ranks = layout.interleave_size, layout.world_size
+        senders = (np.arange(ranks, dtype=np.int64) + layout.start_rank) % ranks
+        firsts = senders * self.padded + self.offset[piece, senders]
+        rounds = np.arange(-(-length // layout.round_size), dtype=np.int64) * run
+        found: IntArray = rounds[:, None, None] + firsts[:, None] + np.arange(run, dtype=np.int64)
+        return found.reshape(-1)[:length]
+
+
 class KeyContextBuilder:
     """Chunks of one class of rows, as a rank sends and reads them."""
 
@@ -121,51 +174,60 @@ class KeyContextBuilder:
 
     def build(self, chunk: ContextChunk) -> KeyContextChunk:
         """One chunk of the plan."""
-        offsets: dict[int, int] = {}
+        sequences = [self.sequence_of(piece.request) for piece in chunk.pieces]
+        shards = _Shards.of(chunk.pieces, sequences, chunk.padded_local_rows)
         sends, pieces = [], []
-        for piece in chunk.pieces:
-            sequence = self.sequence_of(piece.request)
-            start, end = sequence.layout.local_range(piece.start, piece.end, self.place)
+        for number, (piece, sequence) in enumerate(zip(chunk.pieces, sequences, strict=True)):
+            start, end = shards.stored(number, self.place)
             sends.append(LocalRange(sequence.block_table, start, end))
-            came = self._came(piece, sequence.layout, offsets, chunk.padded_local_rows)
-            rows = self.own_rows.get(piece.request, OwnRows(0, 0, np.empty(0, dtype=np.int64)))
-            parts = tuple(self._parts(piece, sequence, rows.positions, came))
+            rows = self.own_rows.get(piece.request)
+            if rows is None:  # keys on their way to others
+                parts = (_NOTHING,) * self._part_layout(sequence.layout).world_size
+                pieces.append(KeyContextPiece(piece.request, 0, 0, parts))
+                continue
+            parts = tuple(self._parts(piece, sequence, rows.positions, shards, number))
             pieces.append(KeyContextPiece(piece.request, rows.start, rows.end, parts))
         return KeyContextChunk(tuple(sends), chunk.padded_local_rows, tuple(pieces))
 
-    def _came(
-        self, piece: ContextPiece, layout: KVLayout, offsets: dict[int, int], padded: int
-    ) -> IntArray:
-        """Where each position of a piece lies among the keys that came; moves `offsets` on.
-
-        A sender's share of a chunk is one run per piece, in the order of the pieces.
-        """
-        positions = np.arange(piece.start, piece.end, dtype=np.int64)
-        if self.context == "local":
-            return positions - piece.start  # each piece is read by itself
-        firsts = np.empty(layout.world_size, dtype=np.int64)
-        for sender in range(layout.world_size):
-            start, end = layout.local_range(piece.start, piece.end, sender)
-            base = 0 if self.context == "ring_kv" else sender * padded
-            firsts[sender] = base + offsets.get(sender, 0) - start
-            offsets[sender] = offsets.get(sender, 0) + end - start
-        came: IntArray = firsts[layout.owner(positions)] + layout.local_index(positions)
-        return came
-
     def _parts(
-        self, piece: ContextPiece, sequence: CachedSequence, rows: IntArray, came: IntArray
+        self,
+        piece: ContextPiece,
+        sequence: CachedSequence,
+        rows: IntArray,
+        shards: _Shards,
+        number: int,
     ) -> Iterator[KeyPart]:
         """The parts of a piece, and what rows at some positions meet of each."""
         layout = self._part_layout(sequence.layout)
-        owner = layout.owner(np.arange(piece.start, piece.end, dtype=np.int64))
         seen = [part.clipped(0, sequence.num_cached) for part in visible_ranges(self.rule, rows)]
-        for number in range(layout.world_size):
-            start, end = layout.local_range(piece.start, piece.end, number)
-            ranges = (part.local(layout, number).clipped(start, end) for part in seen)
-            yield KeyPart(
-                as_slice(came[owner == number]),
-                tuple(part for part in ranges if not part.is_empty),
-            )
+        indices = self._indices(piece, sequence.layout, shards, number)
+        for place, index in enumerate(indices):
+            start, end = layout.local_range(piece.start, piece.end, place)
+            ranges = (part.local(layout, place).clipped(start, end) for part in seen)
+            yield KeyPart(index, tuple(part for part in ranges if not part.is_empty))
+
+    def _indices(
+        self, piece: ContextPiece, layout: KVLayout, shards: _Shards, number: int
+    ) -> Iterator[IntArray | slice]:
+        """Where the keys of each part lie among those that came, in order of position."""
+        if self.context == "ring_kv":
+            for sender in range(layout.world_size):
+                yield shards.in_shard(number, sender)
+            return
+        length = piece.end - piece.start
+        if self.context == "local" and self.lanes is None:
+            yield slice(0, length)  # each piece is read by itself
+            return
+        came = np.arange(length, dtype=np.int64)
+        if self.context != "local":
+            came = shards.gathered(number, layout, length)
+        if self.lanes is None:
+            yield as_slice(came)
+            return
+        positions = np.arange(piece.start, piece.end, dtype=np.int64)
+        lane_of = self.lanes.layout(layout).owner(positions)
+        for lane in range(self.lanes.num_lanes):
+            yield as_slice(came[lane_of == lane])
 
     def _part_layout(self, layout: KVLayout) -> KVLayout:
         """Who would own the positions if each part had a rank of its own."""

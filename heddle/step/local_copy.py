@@ -13,11 +13,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from heddle.layout.kv import KVLayout
 from heddle.layout.rows import RowClass
 from heddle.step.lanes import MergeLanes
 from heddle.step.localize import BoolArray, RankStep
 from heddle.step.topology import Topology
-from heddle.step.views import LocalRange, Ranges, sees, visible_ranges
+from heddle.step.views import LocalRange, Ranges, visible_ranges
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,18 +58,27 @@ class CopiedRows:
         self._rows = step.plan.rows
         self._lanes = MergeLanes.of(topology, group)
         self._place = topology.group_position(group, step.global_rank)
-        self._ranges = self._lane_ranges()
+        copied = self._rows.gather[: self._rows.num_copy]
+        self._start_ranks = step.rows.start_rank[copied]
+        rule = topology.groups[group].visibility
+        self._seen = visible_ranges(rule, step.rows.position[copied])
 
     def visible(self) -> BoolArray:
         """`[Y, num_copy]`: does lane y hold a key that the row sees?"""
-        return np.array([sees(found) for found in self._ranges])
+        return self._lanes.holders(self._seen, self._start_ranks, self._layout)
+
+    def _layout(self, start_rank: int) -> KVLayout:
+        return self._topology.kv_layout(self._group, start_rank)
+
+    def _local(self, seen: Ranges, lane: int) -> Ranges:
+        return self._lanes.local(seen, self._start_ranks, self._layout, lane)
 
     def parts(self) -> Iterator[CopyPart]:
         """What the rows of each request meet on this rank."""
         held = [
             (number, lane, part, np.zeros_like(part.first), part.end - part.first)
             for number, lane in enumerate(self._lanes.held_by(self._place))
-            for part in self._ranges[lane]
+            for part in (self._local(seen, lane) for seen in self._seen)
         ]
         for segment in self._rows.class_segments(self._step.pcp_rank, RowClass.COPY):
             if segment.num_rows == 0:
@@ -85,28 +95,7 @@ class CopiedRows:
                     start, end = met.hull()
                     ranges = met.clipped(start, end)
                 if start < end:
-                    table = np.asarray(request.block_tables[self._group], dtype=np.int64)
+                    table = request.table(self._group)
                     keys = self._lanes.keys(table, lane, start, end)
                     views.append(StoredView(keys, ranges, number))
             yield CopyPart(rows.start, rows.stop, tuple(views))
-
-    def _lane_ranges(self) -> list[tuple[Ranges, ...]]:
-        """Per lane, the stored keys that each COPY row meets there."""
-        copied = self._rows.gather[: self._rows.num_copy]
-        known = self._step.rows
-        wanted = visible_ranges(
-            self._topology.groups[self._group].visibility, known.position[copied]
-        )
-        starts = known.start_rank[copied]
-        distinct = np.unique(starts).tolist()
-        found = []
-        for lane in range(self._lanes.num_lanes):
-            ranges = tuple(Ranges(r.first.copy(), r.end.copy()) for r in wanted)
-            for start_rank in distinct:
-                layout = self._lanes.layout(self._topology.kv_layout(self._group, start_rank))
-                rows = starts == start_rank
-                for whole, local in zip(wanted, ranges, strict=True):
-                    local.first[rows] = layout.local_len(whole.first[rows], lane)
-                    local.end[rows] = layout.local_len(whole.end[rows], lane)
-            found.append(ranges)
-        return found

@@ -31,10 +31,11 @@ from heddle.step.local_context import (
 )
 from heddle.step.local_copy import CopiedRows, CopyPart
 from heddle.step.local_new_rows import new_rows_of
+from heddle.step.local_query_context import TravellingRows
 from heddle.step.localize import BoolArray, IntArray, RankStep
 from heddle.step.slots import row_slots
 from heddle.step.topology import Topology
-from heddle.step.views import LocalRange, Ranges, sees, visible_ranges
+from heddle.step.views import Ranges, visible_ranges
 from heddle.units import PAD_SLOT_ID
 
 
@@ -153,14 +154,6 @@ class _GroupLocalizer:
         first = self.step.plan.batch.requests[segment.request].num_computed_tokens
         return np.arange(first + segment.start, first + segment.end, dtype=np.int64)
 
-    def _keys(self, request: ScheduledRequest, lane: int, start: int, end: int) -> LocalRange:
-        table = np.asarray(request.block_tables[self.group], dtype=np.int64)
-        return self.lanes.keys(table, lane, start, end)
-
-    def _lane_layouts(self, index: int) -> tuple[ScheduledRequest, KVLayout]:
-        request, layout = self._request(index)
-        return request, self.lanes.layout(layout)
-
     # -- writes -------------------------------------------------------------------------------
 
     def _slots(self) -> tuple[IntArray, int]:
@@ -184,15 +177,17 @@ class _GroupLocalizer:
     def _class_step(self, row_class: RowClass) -> ClassStep:
         start, end = self.rows.class_rows(row_class)
         plan = self.plan.classes[row_class]
-        travels = plan.context in ("gather_q", "pass_q")
-        gathered = tuple(self._gathered_rows(row_class)) if travels else ()
+        travelling = None
+        if plan.context in ("gather_q", "pass_q"):
+            travelling = TravellingRows(self.step, self.topology, self.group, row_class)
+        nothing = np.zeros((self.lanes.num_lanes, 0), dtype=np.bool_)
         return ClassStep(
             plan=plan,
             start=start,
             num_rows=end - start,
             segments=tuple(self._self_segments(row_class, start)),
-            query_context=tuple(self._query_context(plan, gathered)),
-            context_visible=self._context_visible(gathered, end - start if travels else 0),
+            query_context=() if travelling is None else tuple(travelling.parts(plan)),
+            context_visible=nothing if travelling is None else travelling.visible(),
             key_context=tuple(self._key_context(plan, row_class, start)),
         )
 
@@ -219,66 +214,6 @@ class _GroupLocalizer:
                 place = self.new_rows.find(base + start)
                 yield NewView(place, place + end - start, fresh.clipped(start, end))
 
-    # -- context: queries travel --------------------------------------------------------------
-
-    def _group_pcp_ranks(self) -> range:
-        """PCP ranks that share this rank's keys, in the order of their row blocks."""
-        replicas = self.topology.mesh.num_replicas
-        first = self.step.pcp_rank // replicas * replicas
-        return range(first, first + replicas)
-
-    def _gathered_rows(self, row_class: RowClass) -> Iterator[tuple[int, IntArray, IntArray]]:
-        """(request, rows among the gathered queries, their positions) where there is context."""
-        start, end = self.rows.class_rows(row_class)
-        for block, pcp_rank in enumerate(self._group_pcp_ranks()):
-            for segment in self.rows.class_segments(pcp_rank, row_class):
-                request = self.step.plan.batch.requests[segment.request]
-                if segment.num_rows and request.num_computed_tokens:
-                    first = block * (end - start) + segment.row - start
-                    rows = np.arange(first, first + segment.num_rows, dtype=np.int64)
-                    yield segment.request, rows, self._positions(segment)
-
-    def _context_ranges(self, index: int, positions: IntArray) -> tuple[Ranges, ...]:
-        """The cached part of what rows of a request see, in positions."""
-        cached = self.step.plan.batch.requests[index].num_computed_tokens
-        return tuple(part.clipped(0, cached) for part in visible_ranges(self.rule, positions))
-
-    def _query_context(
-        self, plan: ClassPlan, gathered: tuple[tuple[int, IntArray, IntArray], ...]
-    ) -> Iterator[QueryContextPart]:
-        for index, rows, positions in gathered:
-            request, layout = self._lane_layouts(index)
-            seen = self._context_ranges(index, positions)
-            for number, lane in enumerate(self.lanes.held_by(self.place)):
-                for first, last in self._pieces(plan, index):
-                    for part in seen:
-                        local = part.within(first, last).local(layout, lane)
-                        start, end = local.hull()
-                        if start < end:
-                            keys = self._keys(request, lane, start, end)
-                            yield QueryContextPart(rows, keys, local.clipped(start, end), number)
-
-    def _pieces(self, plan: ClassPlan, index: int) -> list[tuple[int, int]]:
-        """Positions of a request that are met together: all cached ones, unless the plan cuts."""
-        if not plan.chunks:
-            return [(0, self.step.plan.batch.requests[index].num_computed_tokens)]
-        pieces = (piece for chunk in plan.chunks for piece in chunk.pieces)
-        return [(piece.start, piece.end) for piece in pieces if piece.request == index]
-
-    def _context_visible(
-        self, gathered: tuple[tuple[int, IntArray, IntArray], ...], num_rows: int
-    ) -> BoolArray:
-        # Of this group's rows perhaps none has context, although rows of the class elsewhere do.
-        total = self.topology.mesh.num_replicas * num_rows
-        found = np.zeros((self.lanes.num_lanes, total), dtype=np.bool_)
-        for index, rows, positions in gathered:
-            _, layout = self._lane_layouts(index)
-            ranges = self._context_ranges(index, positions)
-            for lane in range(self.lanes.num_lanes):
-                local = tuple(part.local(layout, lane) for part in ranges)
-                found[lane, rows] = sees(local)
-        return found
-
     # -- context: keys travel -----------------------------------------------------------------
 
     def _key_context(
@@ -299,5 +234,5 @@ class _GroupLocalizer:
 
     def _cached(self, index: int) -> CachedSequence:
         request, layout = self._request(index)
-        table = np.asarray(request.block_tables[self.group], dtype=np.int64)
+        table = request.table(self.group)
         return CachedSequence(table, layout, request.num_computed_tokens)

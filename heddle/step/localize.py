@@ -123,7 +123,7 @@ def localize(plan: StepPlan, topology: Topology, global_rank: int) -> RankStep:
         global_rank=global_rank,
         pcp_rank=coord.pcp,
         tp_rank=coord.tp,
-        dcp_rank=topology.mesh.position("dcp", global_rank),
+        dcp_rank=topology.dcp_position(global_rank),
         rows=everything,
         token_ids=token_ids,
         positions=positions,

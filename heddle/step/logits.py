@@ -43,20 +43,18 @@ def plan_logits(global_rows: Sequence[int], rows: RowLayout) -> LogitsPlan:
         rows: the step's row layout.
     """
     canonical = rows.restore[np.asarray(global_rows, dtype=np.int64)]
-    owners = canonical // max(rows.num_local_rows, 1)
-    local = canonical % max(rows.num_local_rows, 1)
-    per_rank = [local[owners == rank] for rank in range(rows.pcp_size)]
-    num_padded = max(len(part) for part in per_rank)
-    order = np.empty(len(canonical), dtype=np.int64)
-    for rank in range(rows.pcp_size):
-        mine = owners == rank
-        order[mine] = rank * num_padded + np.arange(int(mine.sum()))
+    owners, local = np.divmod(canonical, max(rows.num_local_rows, 1))
+    counts = np.bincount(owners, minlength=rows.pcp_size)
+    by_owner = np.argsort(owners, kind="stable")
+    number = np.empty_like(owners)  # of each row among those of its owner, in batch order
+    number[by_owner] = np.arange(len(owners)) - np.repeat(np.cumsum(counts) - counts, counts)
+    num_padded = int(counts.max())
+    sent = np.zeros((rows.pcp_size, num_padded), dtype=np.int64)
+    sent[owners, number] = local
     return LogitsPlan(
         num_rows=len(canonical),
-        crosses_pcp=bool((owners > 0).any()),
+        crosses_pcp=bool(owners.any()),
         num_padded=num_padded,
-        local_rows=tuple(
-            np.pad(part, (0, num_padded - len(part))).astype(np.int64) for part in per_rank
-        ),
-        order=order,
+        local_rows=tuple(sent),
+        order=owners * num_padded + number,
     )

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from heapq import heapify, heapreplace
 from typing import TYPE_CHECKING
 
 from heddle.layout.cache_rows import row_format
@@ -72,12 +73,19 @@ class _Placer:
         self.work = LayerWork.of(topology.model, topology.mesh.tp_size, topology.dtype)
         self.lengths = [(len(r.token_ids), r.num_computed_tokens) for r in requests]
         self.ids = [request.request_id for request in requests]
-        self.decodes = [i for i, r in enumerate(requests) if is_decode(r)]
-        prompts = [i for i, r in enumerate(requests) if not is_decode(r)]
-        self.splits = [i for i in prompts if self._is_long(*self.lengths[i])]
-        self.prompts = [i for i in prompts if not self._is_long(*self.lengths[i])]
+        self.decodes: list[int] = []
+        self.splits: list[int] = []
+        self.prompts: list[int] = []
+        for index, request in enumerate(requests):
+            if is_decode(request):
+                self.decodes.append(index)
+            elif self._is_long(*self.lengths[index]):
+                self.splits.append(index)
+            else:
+                self.prompts.append(index)
         self._has_drafts = any(len(requests[i].samples) > 1 for i in self.decodes)
         self.reasons: list[str] = []
+        self._cuts: dict[int, tuple[int, ...]] = {}
 
     def run(self) -> Placed:
         wholes: list[int] = []
@@ -88,13 +96,16 @@ class _Placer:
             if members and self._are_whole(name, members, setting, bool(wholes)):
                 wholes += members
         owners = self._balanced(wholes)
+        splits = set(self.splits)
+        made: dict[tuple[int, RowClass, int], RowRequest] = {}  # most rows are decodes, and alike
         placed = []
         for index, (num_rows, _) in enumerate(self.lengths):
-            if index in owners:
-                placed.append(RowRequest(num_rows, RowClass.WHOLE, owners[index]))
+            owner = owners.get(index)
+            if owner is not None:
+                key = (num_rows, RowClass.WHOLE, owner)
             else:
-                is_split = index in self.splits
-                placed.append(RowRequest(num_rows, RowClass.SPLIT if is_split else RowClass.COPY))
+                key = (num_rows, RowClass.SPLIT if index in splits else RowClass.COPY, 0)
+            placed.append(made.get(key) or made.setdefault(key, RowRequest(*key)))
         return Placed(tuple(placed), tuple(self.reasons))
 
     def _is_long(self, num_rows: int, cached: int) -> bool:
@@ -165,13 +176,14 @@ class _Placer:
 
     def _deal(self, wholes: list[int]) -> dict[int, int]:
         """Each request to the rank with least to do, in descending order of work."""
-        loads = [self._split_flops(rank) for rank in range(self.pcp_size)]
+        loads = [(self._split_flops(rank), rank) for rank in range(self.pcp_size)]
+        heapify(loads)
         owners: dict[int, int] = {}
         flops = {i: self._flops(i, 0, self.lengths[i][0]) for i in wholes}
         for index in sorted(wholes, key=lambda i: (-flops[i], i)):
-            owner = min(range(self.pcp_size), key=lambda rank: (loads[rank], rank))
+            load, owner = loads[0]
             owners[index] = owner
-            loads[owner] += flops[index]
+            heapreplace(loads, (load + flops[index], owner))
         return owners
 
     def _flops(self, index: int, start: int, end: int) -> float:
@@ -183,7 +195,9 @@ class _Placer:
         return sum(self._flops(i, *span) for i in self.splits for span in self._spans(i, rank))
 
     def _spans(self, index: int, rank: int) -> list[tuple[int, int]]:
-        cuts = cut_points(self.lengths[index][0], self.pcp_size)
+        cuts = self._cuts.get(index)
+        if cuts is None:
+            cuts = self._cuts[index] = cut_points(self.lengths[index][0], self.pcp_size)
         mirror = 2 * self.pcp_size - 1 - rank
         return [(cuts[rank], cuts[rank + 1]), (cuts[mirror], cuts[mirror + 1])]
 
@@ -194,8 +208,9 @@ class _Placer:
         """
         rows, keys = [0] * self.pcp_size, [0] * self.pcp_size
         for index, owner in owners.items():
-            rows[owner] += self.lengths[index][0]
-            keys[owner] += row_keys(0, 0, self.lengths[index][0])
+            num_rows = self.lengths[index][0]
+            rows[owner] += num_rows
+            keys[owner] += num_rows * (num_rows + 1) // 2
         for index in self.splits:
             for rank in range(self.pcp_size):
                 for start, end in self._spans(index, rank):

@@ -19,7 +19,6 @@ from heddle.errors import LayoutMismatch
 from heddle.layout.rows import RowClass, RowLayout, create_row_layout
 from heddle.step.batch import GlobalBatch
 from heddle.step.class_plan import GroupPlan
-from heddle.step.context import ContextChunk
 from heddle.step.coverage import expected_coverage
 from heddle.step.group_plan import plan_groups
 from heddle.step.logits import LogitsPlan, plan_logits
@@ -104,10 +103,12 @@ def _logits_rows(batch: GlobalBatch, rows: RowLayout) -> Iterator[int]:
     """Global rows that feed the head: prompt-logprob rows, then the sampled rows, request by
     request.
     """
-    for request, first in zip(batch.requests, rows.request_starts, strict=False):
-        yield from range(int(first), int(first) + len(request.prompt_logprob_targets))
-        end = int(first) + len(request.token_ids)
-        yield from range(end - len(request.samples), end)
+    starts = rows.request_starts.tolist()
+    for request, first, end in zip(batch.requests, starts, starts[1:], strict=False):
+        if request.prompt_logprob_targets:
+            yield from range(first, first + len(request.prompt_logprob_targets))
+        if request.samples:
+            yield from range(end - len(request.samples), end)
 
 
 def _digest(
@@ -126,7 +127,11 @@ def _digest(
         (
             group.new_rows,
             [
-                (part.context, part.returns, [_chunk(chunk) for chunk in part.chunks])
+                (
+                    part.context,
+                    part.returns,
+                    [(chunk.padded_local_rows, chunk.pieces) for chunk in part.chunks],
+                )
                 for part in group.classes.values()
             ],
         )
@@ -134,8 +139,3 @@ def _digest(
     ]
     hasher.update(msgspec.msgpack.encode((rows.classes, choices)))
     return int.from_bytes(hasher.digest(), "little")
-
-
-def _chunk(chunk: ContextChunk) -> tuple[int, list[tuple[int, int, int]]]:
-    pieces = [(piece.request, piece.start, piece.end) for piece in chunk.pieces]
-    return chunk.padded_local_rows, pieces

@@ -12,10 +12,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 from heddle.layout.rows import RowClass
 from heddle.step.choose import Way, cheapest
 from heddle.step.class_plan import ClassPlan
-from heddle.step.context import ContextSpan
+from heddle.step.context import ContextSpans
 from heddle.step.exchanges import ExchangeSizes, describe
 from heddle.step.topology import Topology
 from heddle.step.traffic import cost_of
@@ -35,16 +38,17 @@ class ContextWork:
     """Distinct keys."""
 
     @classmethod
-    def of(cls, spans: Sequence[ContextSpan], rows: dict[int, int], pcp_size: int) -> ContextWork:
+    def of(cls, spans: ContextSpans, rows: npt.NDArray[np.int64], pcp_size: int) -> ContextWork:
         """The mean over PCP ranks.
 
         Args:
             spans: cached positions that some row of each request sees.
-            rows: new rows of each request, on all ranks together.
+            rows: `[B]`, new rows of each request, on all ranks together.
             pcp_size: ranks among which they are dealt.
         """
-        pairs = sum(rows[span.request] * (span.end - span.start) for span in spans)
-        return cls(pairs / pcp_size, sum(span.end - span.start for span in spans))
+        lengths = spans.end - spans.start
+        pairs = int((rows[spans.request] * lengths).sum())
+        return cls(pairs / pcp_size, int(lengths.sum()))
 
 
 def choose_plan(

@@ -134,7 +134,20 @@ class Topology:
         """Place of a rank among those that share a sequence's keys in a group."""
         if self.groups[group].world_size == 1:
             return 0
-        return self.mesh.position("dcp", global_rank)
+        return self.dcp_position(global_rank)
+
+    @cached_property
+    def dcp_groups(self) -> tuple[tuple[int, ...], ...]:
+        """`Mesh.groups("dcp")`, made once: each step asks several times."""
+        return self.mesh.groups("dcp")
+
+    @cached_property
+    def _dcp_positions(self) -> dict[int, int]:
+        return {rank: place for group in self.dcp_groups for place, rank in enumerate(group)}
+
+    def dcp_position(self, global_rank: int) -> int:
+        """`Mesh.position("dcp", global_rank)`."""
+        return self._dcp_positions[global_rank]
 
     @cached_property
     def recurrent_layout(self) -> RecurrentLayout | None:

@@ -61,14 +61,22 @@ def cost_of(collectives: Iterable[Collective], mesh: Mesh) -> Cost:
         >>> cost_of([Collective("all_gather", "dcp", (3, 4), "float32")], mesh)
         Cost(calls=1, received_bytes=48)
     """
-    total = FREE
+    num_calls = num_bytes = one = 0
+    last: Collective | None = None
     for call in collectives:
-        sizes = [size for size in call.shape if size is not None]
-        if len(sizes) < len(call.shape):
-            raise ValueError(f"{call} has a size that only the data know; it has no fixed cost")
-        own, ranks = prod(sizes) * _ITEM_BYTES[call.dtype], mesh.group_size(call.group)
-        total += Cost(1, _received(call.op, own, ranks))
-    return total
+        if call is not last:  # a ring makes the same call for each hop
+            last, one = call, _received_by_call(call, mesh)
+        num_calls += 1
+        num_bytes += one
+    return Cost(num_calls, num_bytes)
+
+
+def _received_by_call(call: Collective, mesh: Mesh) -> int:
+    sizes = [size for size in call.shape if size is not None]
+    if len(sizes) < len(call.shape):
+        raise ValueError(f"{call} has a size that only the data know; it has no fixed cost")
+    own = prod(sizes) * _ITEM_BYTES[call.dtype]
+    return _received(call.op, own, mesh.group_size(call.group))
 
 
 def _received(op: str, own: int, ranks: int) -> int:

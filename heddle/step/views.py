@@ -36,13 +36,16 @@ class Ranges:
 
     def clipped(self, start: int, end: int) -> Ranges:
         """The part within [start, end), counted from `start`."""
-        return Ranges(
-            np.clip(self.first, start, end) - start, np.clip(self.end, start, end) - start
-        )
+        found = self.within(start, end)
+        return Ranges(found.first - start, found.end - start)
 
-    def within(self, start: int, end: int) -> Ranges:
-        """The part within [start, end)."""
-        return Ranges(np.clip(self.first, start, end), np.clip(self.end, start, end))
+    def within(self, start: int | IntArray, end: int | IntArray) -> Ranges:
+        """The part within [start, end), which may differ from row to row."""
+        # `np.clip` asks for the limits of the type each time, which costs more than the work.
+        return Ranges(
+            np.minimum(np.maximum(self.first, start), end),
+            np.minimum(np.maximum(self.end, start), end),
+        )
 
     def local(self, layout: KVLayout, rank: int) -> Ranges:
         """Ranges of positions as ranges of the rows that `rank` stores."""
@@ -65,12 +68,6 @@ class LocalRange:
     end: int
     picked: IntArray | None = None
     """Those that are meant, counted from `start`; None: all."""
-
-
-def sees(ranges: tuple[Ranges, ...]) -> npt.NDArray[np.bool_]:
-    """Per row: does it meet anything?"""
-    found: npt.NDArray[np.bool_] = np.logical_or.reduce([part.first < part.end for part in ranges])
-    return found
 
 
 def visible_ranges(rule: Visibility, positions: IntArray) -> tuple[Ranges, ...]:

@@ -188,9 +188,7 @@ def test_a_bad_adapter_is_refused_before_weights_are_read(model: Path, tmp_path:
 
 
 @pytest.mark.dist
-def test_rank_processes_load_and_forget_adapters_between_steps(
-    model: Path, tmp_path: Path
-) -> None:
+def test_rank_processes_load_and_forget_adapters_between_steps(model: Path, tmp_path: Path) -> None:
     for seed, name in enumerate(("first", "second")):
         module = f"model.layers.{seed}.mlp.down_proj"
         save_adapter(tmp_path / "adapters" / name, low_rank(module, 72, 100, seed=seed))

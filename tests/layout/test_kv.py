@@ -57,6 +57,27 @@ def test_local_lengths_count_tokens(layout: KVLayout, length: int) -> None:
     assert max(counts) <= -(-length // round_size) * layout.interleave_size
 
 
+@given(layouts(), st.lists(st.tuples(lengths, lengths), max_size=6))
+def test_a_range_is_held_by_those_who_store_a_key_of_it(
+    layout: KVLayout, ranges: list[tuple[int, int]]
+) -> None:
+    first = np.array([a for a, _ in ranges], dtype=np.int64)
+    end = np.array([b for _, b in ranges], dtype=np.int64)
+    found = layout.holders(first, end)
+    assert found.shape == (layout.world_size, len(ranges))
+    for rank in range(layout.world_size):
+        expected = [any(layout.owner(t) == rank for t in range(a, b)) for a, b in ranges]
+        assert found[rank].tolist() == expected
+
+
+@given(layouts(), st.lists(lengths, max_size=5))
+def test_lengths_of_all_ranks_are_those_of_each(layout: KVLayout, several: list[int]) -> None:
+    found = layout.local_lens(np.array(several, dtype=np.int64))
+    assert found.shape == (len(several), layout.world_size)
+    for row, length in zip(found.tolist(), several, strict=True):
+        assert row == [len(hand) for hand in dealt(layout, length)]
+
+
 @given(layouts(), lengths)
 def test_one_more_token_changes_one_rank(layout: KVLayout, length: int) -> None:
     grown = [

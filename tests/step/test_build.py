@@ -17,6 +17,7 @@ from heddle.scheduler.batch import ScheduledBatch, ScheduledPart
 from heddle.scheduler.request import PromptEmbeddings, Request
 from heddle.step.batch import AdapterChange, GlobalBatch, ScheduledRequest, StateCopy, StateUse
 from heddle.step.build import build_batch
+from heddle.step.draw_params import DrawParams
 from heddle.step.topology import Topology
 from tests.support.batches import make_topology
 
@@ -85,7 +86,7 @@ def test_sample_says_position_seed_and_end_ids() -> None:
     params = SamplingParams(temperature=0.5)
     source = request((50, 51), params, seed=99, choice=3, eos_token_ids=(1, 2))
     (sample,) = one(source, 21, 1, True).samples
-    assert sample.params is params
+    assert sample.params == DrawParams.of(params)
     assert (sample.seed, sample.choice, sample.position) == (99, 3, 2)
     assert sample.eos_token_ids == (1, 2)
     ignoring = request((), SamplingParams(ignore_eos=True), eos_token_ids=(1, 2))

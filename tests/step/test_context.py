@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
+import dataclasses
+from typing import NamedTuple
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from heddle.layout.kv import KVLayout
-from heddle.step.context import ContextPiece, ContextSpan, plan_context_chunks
+from heddle.step.context import ContextChunk, ContextPiece, ContextSpans, plan_context_chunks
+
+
+class Span(NamedTuple):
+    request: int
+    start: int
+    end: int
+    layout: KVLayout
+
+
+def chunks_of(spans: list[Span], workspace: int) -> tuple[ContextChunk, ...]:
+    layout = spans[0].layout if spans else KVLayout(1, 1, 1)
+    columns = [(span.request, span.start, span.end, span.layout.start_rank) for span in spans]
+    first = dataclasses.replace(layout, start_rank=0)
+    return plan_context_chunks(ContextSpans.of(first, columns), workspace)
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> tuple[list[ContextSpan], int]:
+def cases(draw: st.DrawFn) -> tuple[list[Span], int]:
     ranks, interleave = draw(st.integers(1, 5)), draw(st.integers(1, 3))
     contexts = [
-        ContextSpan(
+        Span(
             index,
             draw(st.integers(0, length)),
             length,
@@ -26,10 +43,10 @@ def cases(draw: st.DrawFn) -> tuple[list[ContextSpan], int]:
 
 @given(cases())
 def test_pieces_tile_every_span_once_in_order(
-    case: tuple[list[ContextSpan], int],
+    case: tuple[list[Span], int],
 ) -> None:
     contexts, workspace = case
-    chunks = plan_context_chunks(contexts, workspace)
+    chunks = chunks_of(contexts, workspace)
     pieces = [piece for chunk in chunks for piece in chunk.pieces]
     seen = [(piece.request, t) for piece in pieces for t in range(piece.start, piece.end)]
     assert seen == [
@@ -43,11 +60,11 @@ def test_pieces_tile_every_span_once_in_order(
 
 @given(cases())
 def test_gathered_rows_stay_within_the_workspace(
-    case: tuple[list[ContextSpan], int],
+    case: tuple[list[Span], int],
 ) -> None:
     contexts, workspace = case
     layouts = {span.request: span.layout for span in contexts}
-    for chunk in plan_context_chunks(contexts, workspace):
+    for chunk in chunks_of(contexts, workspace):
         layout = layouts[chunk.pieces[0].request]
         ranks, period = layout.world_size, layout.world_size * layout.interleave_size
         shares = [
@@ -65,9 +82,7 @@ def test_gathered_rows_stay_within_the_workspace(
 
 def test_a_chunk_is_filled_greedily_and_cut_at_whole_rounds() -> None:
     layout = KVLayout(4, 1, 4)
-    chunks = plan_context_chunks(
-        [ContextSpan(0, 0, 65, layout), ContextSpan(1, 0, 96, layout)], 128
-    )
+    chunks = chunks_of([Span(0, 0, 65, layout), Span(1, 0, 96, layout)], 128)
     assert [chunk.pieces for chunk in chunks] == [
         (ContextPiece(0, 0, 65), ContextPiece(1, 0, 60)),
         (ContextPiece(1, 60, 96),),
@@ -75,4 +90,4 @@ def test_a_chunk_is_filled_greedily_and_cut_at_whole_rounds() -> None:
 
 
 def test_requests_without_context_have_no_piece() -> None:
-    assert plan_context_chunks([ContextSpan(0, 0, 0, KVLayout(2, 1, 4))], 16) == ()
+    assert chunks_of([Span(0, 0, 0, KVLayout(2, 1, 4))], 16) == ()

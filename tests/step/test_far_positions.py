@@ -19,9 +19,10 @@ from heddle.layout.cache_need import blocks_needed, longest_sequence
 from heddle.layout.kv import KVLayout
 from heddle.layout.rows import RowClass, RowRequest
 from heddle.step.batch import GlobalBatch, ScheduledRequest
-from heddle.step.context import ContextSpan, plan_context_chunks
+from heddle.step.context import ContextSpans, plan_context_chunks
 from heddle.step.local_copy import CopiedRows
 from heddle.step.localize import localize
+from heddle.step.packed import pack_table
 from heddle.step.placement import Placed
 from heddle.step.plan import plan
 from heddle.step.slots import row_slots
@@ -82,7 +83,7 @@ def far_batch(topology: Topology, cached: int, new: int) -> GlobalBatch:
     batch = make_batch(topology, [(cached, new)])
     request = batch.requests[0]
     table = tuple((1 << 20) + 7 * block for block in request.block_tables[0])
-    request = msgspec.structs.replace(request, block_tables=(table,))
+    request = msgspec.structs.replace(request, packed_tables=(pack_table(table),))
     return msgspec.structs.replace(batch, requests=(request,))
 
 
@@ -156,7 +157,7 @@ def test_far_context_is_cut_into_pieces_without_gaps(
 ) -> None:
     layout = KVLayout(*size, BLOCK)
     workspace = max(workspace, end // 20)  # few pieces
-    chunks = plan_context_chunks([ContextSpan(0, 0, end, layout)], workspace)
+    chunks = plan_context_chunks(ContextSpans.of(layout, [(0, 0, end, 0)]), workspace)
     bounds = [(piece.start, piece.end) for chunk in chunks for piece in chunk.pieces]
     assert [start for start, _ in bounds] == [0, *(stop for _, stop in bounds[:-1])]
     assert bounds[-1][1] == end

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from heddle.config.link_costs import LinkCosts
-from heddle.config.sampling import SamplingParams
 from heddle.layout.rows import RowClass, create_row_layout
 from heddle.step.batch import SampleSpec
+from heddle.step.draw_params import DrawParams
 from heddle.step.placement import Placed, place_rows
 from heddle.step.topology import Topology
 from tests.support.batches import make_batch, make_topology
@@ -77,7 +77,7 @@ def test_decode_rows_go_where_the_user_says(setting: str) -> None:
 def test_drafts_are_decode_rows_however_many_they_are() -> None:
     topology = dataclasses.replace(make_topology((1, 2, 2)), costs=NO_COMM)
     batch = make_batch(topology, [(50, 9), (50, 9)])
-    spec = SampleSpec(params=SamplingParams(), seed=0, choice=0, position=0)
+    spec = SampleSpec(params=DrawParams(), seed=0, choice=0, position=0)
     draft = msgspec.structs.replace(batch.requests[0], samples=(spec,) * 9)
     found = place_rows((draft, batch.requests[1]), topology)
     assert found.rows[0].row_class is not RowClass.SPLIT

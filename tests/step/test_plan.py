@@ -14,6 +14,7 @@ from heddle.config.visibility import FULL, Visibility
 from heddle.errors import LayoutMismatch
 from heddle.layout.rows import RowClass, RowRequest
 from heddle.step.batch import GlobalBatch
+from heddle.step.packed import pack_table
 from heddle.step.placement import Placed
 from heddle.step.plan import plan
 from heddle.step.topology import Topology
@@ -45,7 +46,9 @@ def test_any_change_of_the_batch_changes_the_digest(
                 msgspec.structs.replace(
                     request, token_ids=(request.token_ids[0] + 1, *request.token_ids[1:])
                 ),
-                msgspec.structs.replace(request, block_tables=((*request.block_tables[0], 99),)),
+                msgspec.structs.replace(
+                    request, packed_tables=(request.packed_tables[0] + pack_table([99]),)
+                ),
             ]
         )
     )

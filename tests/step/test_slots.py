@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import msgspec
-import numpy as np
 from hypothesis import given
 
 from heddle.step.batch import GlobalBatch
 from heddle.step.localize import localize
 from heddle.step.plan import plan
-from heddle.step.slots import joined_tables, row_slots
+from heddle.step.slots import row_slots
 from heddle.step.topology import Topology
 from tests.support.batches import make_batch, make_topology, request_lengths, topologies
 
@@ -55,14 +54,3 @@ def test_chains_that_start_on_different_ranks_keep_apart() -> None:
     for place, found in enumerate(everywhere):
         assert found.tolist() == slots_one_by_one(topology, batch, place)
     assert (sum((found >= 0).astype(int) for found in everywhere) == 1).all()
-
-
-def test_tables_lie_one_after_another() -> None:
-    batch = make_batch(make_topology((1, 1, 1)), [(9, 1), (0, 1), (5, 4)])
-    joined, first = joined_tables(batch, 0)
-    tables = [list(request.block_tables[0]) for request in batch.requests]
-    assert joined.tolist() == [block for table in tables for block in table]
-    assert first.tolist() == [0, len(tables[0]), len(tables[0]) + len(tables[1])]
-    empty, starts = joined_tables(GlobalBatch(epoch=0, step=0, requests=()), 0)
-    assert (empty.tolist(), starts.tolist()) == ([], [])
-    assert empty.dtype == np.int64

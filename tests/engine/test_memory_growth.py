@@ -1,0 +1,63 @@
+"""No tensor outlives the decode step that made it."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from heddle.config.sampling import SamplingParams
+from heddle.engine.inputs import PromptInput
+from heddle.engine.llm import LLM
+from tests.support.tiny import build_tiny
+
+WARM_STEPS = 256
+"""Steps until every cache, deque and allocator is full."""
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    folder = build_tiny(tmp_path_factory.mktemp("growth"), "llama-9-3")
+    with LLM(
+        str(folder),
+        executor="inline",
+        kv_cache_memory_bytes=4 << 20,
+        attention_backend="torch",
+        kernels="torch",
+    ) as llm:
+        yield llm
+
+
+def decode(llm: LLM, num_steps: int, answer: int) -> int:
+    """Run requests of one length, one after another, to their ends; the steps that it took."""
+    params = SamplingParams(temperature=0.0, max_tokens=answer, ignore_eos=True)
+    count = 0
+    while count < num_steps:
+        llm.driver.add(PromptInput(token_ids=(5, 6, 7)), params)
+        while llm.driver.has_work:
+            llm.driver.step()
+            count += 1
+    return count
+
+
+def live_tensors() -> tuple[int, int]:
+    """Tensors that are alive, and bytes of their distinct storages."""
+    gc.collect()
+    found = [item for item in gc.get_objects() if issubclass(type(item), torch.Tensor)]
+    storages = {tensor.untyped_storage()._cdata: tensor.untyped_storage() for tensor in found}
+    return len(found), sum(storage.nbytes() for storage in storages.values())
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "answer"),
+    [(200, 50), pytest.param(2000, 400, marks=pytest.mark.slow)],
+    ids=["200 steps", "2000 steps"],
+)
+def test_nothing_of_a_decode_step_is_kept(llm: LLM, num_steps: int, answer: int) -> None:
+    decode(llm, WARM_STEPS, answer)
+    tensors = live_tensors()
+    count = decode(llm, num_steps, answer)
+    assert live_tensors() == tensors
+    assert count >= num_steps
