@@ -4,6 +4,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
+# W1 to W11 of the targets, and the kernels of a GPU where there is one. `make bench BENCH_FLAGS=--quick` shows that all
+# of them run; `BENCH_FLAGS=--save` keeps their results.
+BENCHMARKS := attention exchange end_to_end scaling ring_peer capacity driver start rounding memory gpu
+BENCH_FLAGS ?=
+
 .DEFAULT_GOAL := test
 .PHONY: demo check test test-slow bench clean
 
@@ -31,7 +36,7 @@ test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow --timeout 7200
 
 bench: $(STAMP)
-	set -e; for script in benchmarks/*.py; do $(BIN)/python $$script; done
+	set -e; for name in $(BENCHMARKS); do $(BIN)/python benchmarks/$$name.py $(BENCH_FLAGS); done
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -48,9 +48,11 @@ LAYOUT_FLAGS = (
     "-dcp -dp -pcp -pp -tp"
 )
 ENGINE_FLAGS = (
-    "--attention-backend --context-workspace-tokens --cpu-distributed-timeout-seconds "
+    "--attention-backend --context-workspace-tokens --cpu-comm-backend "
+    "--cpu-distributed-timeout-seconds --deterministic --no-deterministic --quantization "
     "--enable-lora --lora-dir --lora-modules --max-lora-rank --max-loras --no-enable-lora "
-    "--enable-prefix-caching --hf-overrides --kv-cache-memory-bytes --long-prefill-token-threshold "
+    "--enable-prefix-caching --hf-overrides --kernels --kv-cache-memory-bytes "
+    "--long-prefill-token-threshold "
     "--max-model-len --max-num-batched-tokens --max-num-partial-prefills --max-num-seqs "
     "--model-impl --no-enable-prefix-caching --num-gpu-blocks-override --num-threads --seed "
     "--speculative-config --startup-timeout --step-timeout"
@@ -65,6 +67,9 @@ SURFACE = {
     "show": f"{COMMON_FLAGS} {LAYOUT_FLAGS} --heads --seq-len",
     "verify": f"{COMMON_FLAGS} {LAYOUT_FLAGS} {ENGINE_FLAGS} --all --max-tokens --task --world",
     "doctor": f"{COMMON_FLAGS} {LAYOUT_FLAGS} {ENGINE_FLAGS}",
+    "bench": f"{COMMON_FLAGS} {LAYOUT_FLAGS} {ENGINE_FLAGS} --max-tokens --new-rows --peers-dir "
+    "--prompt-lens --rounds --streams --vs",
+    "warmup": f"{COMMON_FLAGS} {LAYOUT_FLAGS} {ENGINE_FLAGS}",
 }
 
 
@@ -91,6 +96,7 @@ def test_pure_rooms_load_no_tensor_library():
         "import importlib, sys\n"
         f"for name in {pure + list(PURE_MODULES)!r}: importlib.import_module(name)\n"
         "heavy = {'torch', 'transformers', 'safetensors', 'tokenizers', 'huggingface_hub'}\n"
+        "heavy |= {'numba', 'triton'}\n"
         "print(sorted(heavy & set(sys.modules)))"
     )
     done = python("-c", code)
@@ -146,6 +152,7 @@ TESTED_ELSEWHERE = {
     "heddle.engine.executors.lifecycle": "engine/test_executors_local.py",
     "heddle.engine.executors.processes": "engine/test_executors_processes.py",
     "heddle.engine.executors.rank_process": "engine/test_executors_processes.py",
+    "heddle.engine.executors.rank_world": "engine/test_executors_processes.py",
     "heddle.engine.executors.seat": "engine/test_executors_processes.py",
     "heddle.engine.executors.threads": "engine/test_executors_local.py",
     "heddle.engine.executors.torchrun": "engine/test_executors_torchrun.py",
@@ -153,6 +160,20 @@ TESTED_ELSEWHERE = {
     "heddle.models.bamba": "models/test_recurrent_families.py",
     "heddle.models.minimax": "models/test_recurrent_families.py",
     "heddle.models.qwen3_next": "models/test_recurrent_families.py",
+    # Loops, formats and the plain form of one kernel are one law.
+    "heddle.kernels.paged_decode.kernel": "kernels/paged_decode/test_numba_cpu.py",
+    "heddle.kernels.paged_decode.loops": "kernels/paged_decode/test_numba_cpu.py",
+    "heddle.kernels.paged_decode.reference": "kernels/paged_decode/test_numba_cpu.py",
+    "heddle.kernels.paged_decode.widen": "kernels/tiled_attention/test_numba_cpu.py",
+    # A batch is what plans are made of.
+    "heddle.step.batch": "step/test_build.py",
+    "heddle.step.local_query_context": "attention/test_distributed_rows.py",
+    # The walk and the tiles of a product are seen in the product alone.
+    "heddle.kernels.linear.tiles": "kernels/linear/test_numba_cpu.py",
+    "heddle.kernels.linear.quantized_tiles": "kernels/linear/test_numba_cpu.py",
+    "heddle.attention.exchange.weighted": "attention/exchange/test_kernels.py",
+    # A codec and the form of it that computes are one law.
+    "heddle.kernels.row_encode.reference": "attention/test_quantized_rows.py",
     "heddle.verify.report": "verify/test_certify.py",
     "heddle.verify.runs": "verify/test_certify.py",
 }
@@ -239,6 +260,14 @@ def test_make_targets_of_the_readme_exist():
             ["make", "--dry-run", target], capture_output=True, text=True, cwd=ROOT, check=False
         )
         assert done.returncode == 0, done.stderr
+
+
+def test_make_bench_runs_every_benchmark():
+    text = (ROOT / "Makefile").read_text(encoding="utf-8")
+    listed = re.findall(r"^BENCHMARKS := (.*)$", text, re.MULTILINE)[0].split()
+    scripts = {path.stem for path in (ROOT / "benchmarks").glob("*.py")} - {"support"}
+    assert set(listed) == scripts
+    assert len(listed) == len(scripts)
 
 
 @pytest.mark.dist

@@ -12,7 +12,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import median
@@ -23,6 +24,7 @@ import torch
 
 from heddle.attention.backends import BACKENDS
 from heddle.cli.cost_fit import fit_costs
+from heddle.comm.shared_memory.segment import create_segment, refusal
 from heddle.engine.measured_costs import processor_name
 
 PACKAGES = ("heddle-llm", "torch", "numpy", "msgspec", "safetensors", "gguf", "tokenizers")
@@ -35,14 +37,20 @@ _REPEATS = 5
 def examine() -> dict[str, Any]:
     """The whole document; takes some seconds, most of them for two ranks that start and talk."""
     ranks = _measure_ranks()
+    first = ranks[0]
     return {
         "machine": machine(),
         "versions": versions(),
         "backends": backends(),
         "sockets": [socket for rank in ranks for socket in rank["sockets"]],
         "bandwidth": bandwidth(_ARRAY_BYTES),
-        "collectives": ranks[0]["collectives"],
-        "costs": dataclasses.asdict(fit_costs(ranks[0]["collectives"], **ranks[0]["rates"])),
+        "collectives": [
+            {"link": link, **row} for link, rows in first["collectives"].items() for row in rows
+        ],
+        "costs": {
+            link: dataclasses.asdict(fit_costs(rows, **first["rates"]))
+            for link, rows in first["collectives"].items()
+        },
     }
 
 
@@ -78,7 +86,7 @@ def backends() -> list[dict[str, Any]]:
     rows = []
     for name, create in BACKENDS.items():
         try:
-            create()
+            create(1)
             reason = ""
         except Exception as error:  # any failure to load is the finding
             reason = f"{type(error).__name__}: {error}"
@@ -113,14 +121,15 @@ def _seconds(call: Callable[[], object]) -> float:
 
 def _measure_ranks() -> list[dict[str, Any]]:
     """Start ranks that time collectives; each lists the sockets it listens on meanwhile."""
-    with tempfile.TemporaryDirectory() as folder:
-        store = str(Path(folder) / "store")
+    with tempfile.TemporaryDirectory() as folder, _shared_segment() as segment:
+        words = [str(NUM_RANKS), str(Path(folder) / "store"), *map(str, segment)]
         ranks = [
             subprocess.Popen(  # noqa: S603 - our own interpreter and module
-                [sys.executable, "-m", "heddle.cli.checkup_rank", str(rank), str(NUM_RANKS), store],
+                [sys.executable, "-m", "heddle.cli.checkup_rank", str(rank), *words],
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
+                pass_fds=segment,
             )
             for rank in range(NUM_RANKS)
         ]
@@ -130,6 +139,19 @@ def _measure_ranks() -> list[dict[str, Any]]:
             for rank in ranks:
                 rank.kill()
                 rank.communicate()
+
+
+@contextmanager
+def _shared_segment() -> Iterator[list[int]]:
+    """The descriptor of memory that ranks may share; none where they cannot."""
+    if refusal(NUM_RANKS, psutil.virtual_memory().available) is not None:
+        yield []
+        return
+    segment = create_segment(NUM_RANKS)
+    try:
+        yield [segment]
+    finally:
+        os.close(segment)
 
 
 def _answer(rank: subprocess.Popen[str]) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """One of the ranks that `heddle doctor` starts: times collectives and arithmetic and prints what it
-found. All ranks work at once, on their share of the cores, as they do in an engine.
+found. All ranks work at once, on their share of the cores, as they do in an engine, and over
+everything that may connect them there.
 
-python -m heddle.cli.checkup_rank RANK NUM_RANKS STORE_PATH
+python -m heddle.cli.checkup_rank RANK NUM_RANKS STORE_PATH [SEGMENT_DESCRIPTOR]
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from statistics import median
 from typing import Any
 
@@ -18,6 +20,7 @@ import psutil
 import torch
 
 from heddle.comm.base import Communicator
+from heddle.comm.shared_memory.world import create_shared_world
 from heddle.comm.torch_group import create_torch_world
 
 OPERATIONS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
@@ -33,19 +36,22 @@ _ARRAY_BYTES = 1 << 26
 def main(argv: Sequence[str]) -> None:
     """Join, measure, list sockets, print one JSON document."""
     rank, num_ranks, store_path = int(argv[0]), int(argv[1]), argv[2]
-    world = create_torch_world(
-        rank=rank, world_size=num_ranks, store_path=store_path, interface="lo"
-    )
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // num_ranks))
-    try:
-        group = world.group("dcp", [list(range(num_ranks))])
+    with ExitStack() as worlds:
+        gloo = create_torch_world(
+            rank=rank, world_size=num_ranks, store_path=store_path, interface="lo"
+        )
+        worlds.callback(gloo.destroy)
+        groups = {"gloo": gloo.group("dcp", [list(range(num_ranks))])}
+        if len(argv) > 3:
+            shared = create_shared_world(rank=rank, world_size=num_ranks, descriptor=int(argv[3]))
+            worlds.callback(shared.destroy)
+            groups["shm"] = shared.group("dcp", [list(range(num_ranks))])
         document = {
-            "collectives": time_collectives(group),
+            "collectives": {name: time_collectives(group) for name, group in groups.items()},
             "sockets": listening_sockets(),
-            "rates": time_arithmetic(group),
+            "rates": time_arithmetic(gloo.group("tp", [list(range(num_ranks))])),
         }
-    finally:
-        world.destroy()
     print(json.dumps(document))
 
 

@@ -27,7 +27,7 @@ from heddle.cli.parser import CommandParser
 from heddle.cli.quantities import quantity
 from heddle.config.link_costs import LinkCosts
 from heddle.engine.args import engine_config
-from heddle.engine.measured_costs import store_costs
+from heddle.engine.measured_costs import costs_path, store_costs
 from heddle.errors import ConfigError
 
 _COST_NAMES = {
@@ -64,7 +64,8 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     from heddle.cli.checkup import examine  # imports torch
 
     document = examine()
-    keep(LinkCosts(**document["costs"]), output)
+    for link, costs in document["costs"].items():
+        keep(link, LinkCosts(**costs), output)
     if output.as_json:
         output.document(document)
     else:
@@ -105,20 +106,22 @@ def _refuse_flags(arguments: argparse.Namespace) -> None:
             )
 
 
-def keep(costs: LinkCosts, output: Output) -> None:
+def keep(link: str, costs: LinkCosts, output: Output) -> None:
     """Store the costs and say where; a folder that cannot be written is no failure of a checkup."""
     try:
-        output.say(f"costs are kept in {store_costs(costs)}; engines that start here use them")
+        path = store_costs(costs, costs_path(link))
+        output.say(f"costs over {link} are kept in {path}; engines that start here use them")
     except OSError as error:
         output.say(f"warning: costs are not kept, engines use defaults: {error}")
 
 
 def tables(document: dict[str, Any]) -> list[Table]:
     """The document for people."""
-    facts = ("machine", "versions", "bandwidth", "costs")
+    facts = {key: document[key] for key in ("machine", "versions", "bandwidth")}
+    facts |= {f"costs over {link}": costs for link, costs in document["costs"].items()}
     found = [
-        Table(title=key, columns=["what", "value"], rows=_quantities(document[key]))
-        for key in facts
+        Table(title=title, columns=["what", "value"], rows=_quantities(values))
+        for title, values in facts.items()
     ]
     for key in ("backends", "sockets", "collectives"):
         columns = list(document[key][0]) if document[key] else ["none"]

@@ -26,7 +26,7 @@ from heddle.cli.values import (
     size_or_auto,
 )
 from heddle.config import AdapterConfig, CacheConfig, EngineConfig, ParallelConfig, SchedulerConfig
-from heddle.config.engine import ModelImpl
+from heddle.config.engine import CpuCommBackend, KernelChoice, ModelImpl, QuantizationChoice
 from heddle.config.parallel import CommBackend, ContextExchange, RowSharding
 
 UserExecutor = Literal["auto", "inline", "threads", "processes"]
@@ -157,6 +157,12 @@ LAYOUT_FLAGS: tuple[Flag, ...] = (
 
 ENGINE_FLAGS: tuple[Flag, ...] = (
     Flag(
+        names=("--cpu-comm-backend",),
+        config=EngineConfig,
+        field="cpu_comm_backend",
+        choices=typing.get_args(CpuCommBackend),
+    ),
+    Flag(
         names=("--max-model-len",), config=EngineConfig, field="max_model_len", convert=size_or_auto
     ),
     Flag(
@@ -231,6 +237,24 @@ ENGINE_FLAGS: tuple[Flag, ...] = (
     Flag(names=("--max-lora-rank",), config=AdapterConfig, field="max_lora_rank", convert=integer),
     Flag(names=("--lora-dir",), config=AdapterConfig, field="lora_dir"),
     Flag(names=("--attention-backend",), config=EngineConfig, field="backend"),
+    Flag(
+        names=("--kernels",),
+        config=EngineConfig,
+        field="kernels",
+        choices=typing.get_args(KernelChoice),
+    ),
+    Flag(
+        names=("--quantization",),
+        config=EngineConfig,
+        field="quantization",
+        choices=typing.get_args(QuantizationChoice),
+    ),
+    Flag(
+        names=("--deterministic",),
+        config=EngineConfig,
+        field="deterministic",
+        action=argparse.BooleanOptionalAction,
+    ),
     Flag(names=("--num-threads",), config=EngineConfig, field="num_threads", convert=integer),
     Flag(
         names=("--seed",),

@@ -53,7 +53,6 @@ FOREIGN_FLAGS: dict[str, ForeignFlag] = {
     "--load-format": ForeignFlag(why="the format follows from the files"),
     "--no-enable-chunked-prefill": ForeignFlag(why="raise --max-num-batched-tokens instead"),
     "--port": ForeignFlag(why=_NO_SERVER),
-    "--quantization": ForeignFlag(why="the format of the weights follows from the files"),
     "--served-model-name": ForeignFlag(why=_NO_SERVER),
     "--tokenizer": ForeignFlag(why="the tokenizer is read from the model's folder"),
     "--trust-remote-code": ForeignFlag(why="code from a model repository is never run"),

@@ -106,7 +106,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     started = time.monotonic()
     from heddle.engine.llm import LLM  # imports torch
 
-    with LLM.from_config(config, launch=launch) as llm:
+    with LLM.from_config(config, launch=launch, on_compile=output.say) as llm:
         load_seconds = time.monotonic() - started
         if arguments.chat:
             messages = [{"role": "user", "content": prompt}]

@@ -32,7 +32,7 @@ from heddle.errors import (
     UnsupportedError,
 )
 
-COMMANDS = ("generate", "show", "verify", "doctor")
+COMMANDS = ("generate", "show", "verify", "doctor", "bench", "warmup")
 MENDABLE = (ConfigError, ModelFileError, RequestError, UnsupportedError)
 
 

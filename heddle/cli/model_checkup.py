@@ -89,7 +89,9 @@ def examine_model(config: EngineConfig, path: Path) -> dict[str, Any]:
             executor=config.executor if resolved is None else resolved.executor,
         ),
         "memory": memory,
-        "needed_bytes": None if memory is None else _needed_bytes(memory),
+        "needed_bytes": None
+        if memory is None or resolved is None
+        else _needed_bytes(memory, resolved.executor),
         "free_memory_bytes": int(psutil.virtual_memory().available),
         "choices": [] if resolved is None else list(resolved.reasons),
     }
@@ -108,24 +110,32 @@ def _way(model: ModelConfig) -> str:
 
 def _memory(resolved: ResolvedConfig, source: WeightSource) -> list[dict[str, Any]]:
     """A row for ranks that hold alike parts."""
-    rows = []
-    for first, ranks in distinct_ranks(resolved).items():
-        held = weigh_rank(resolved, first, source)
-        rows.append(
-            {
-                "ranks": ranks,
-                "weights_bytes": held.weights,
-                "kv_pool_bytes": held.cache,
-                "states_bytes": held.states,
-                "total_bytes": held.weights + held.cache + held.states,
-            }
-        )
-    return rows
+    found = [
+        (ranks, weigh_rank(resolved, first, source))
+        for first, ranks in distinct_ranks(resolved).items()
+    ]
+    # This process has the interpreter and the libraries of a rank by now, and nothing of a model.
+    base = int(psutil.Process().memory_info().rss)
+    return [
+        {
+            "ranks": ranks,
+            "process_bytes": base,
+            "weights_bytes": held.weights,
+            "kv_pool_bytes": held.cache,
+            "states_bytes": held.states,
+            "total_bytes": base + held.weights + held.cache + held.states,
+        }
+        for ranks, held in found
+    ]
 
 
-def _needed_bytes(memory: list[dict[str, Any]]) -> int:
-    """All ranks together."""
-    return sum(len(row["ranks"]) * int(row["total_bytes"]) for row in memory)
+def _needed_bytes(memory: list[dict[str, Any]], executor: str) -> int:
+    """All ranks together; as threads they share one process."""
+    needed = sum(len(row["ranks"]) * int(row["total_bytes"]) for row in memory)
+    if executor == "threads":
+        num_ranks = sum(len(row["ranks"]) for row in memory)
+        needed -= (num_ranks - 1) * int(memory[0]["process_bytes"])
+    return needed
 
 
 def _architecture(path: Path, model: ModelConfig | None) -> str | None:

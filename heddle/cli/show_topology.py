@@ -6,10 +6,11 @@ shown is what would run.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from heddle.comm.shared_memory.segment import refusal
 from heddle.config import CacheConfig, EngineConfig, ModelConfig, ParallelConfig, RopeConfig
 from heddle.engine.measured_costs import choose_costs
 from heddle.errors import ModelFileError
@@ -140,7 +141,6 @@ def create_topology(
         TopologyError: the layout is not legal.
         ConfigError: a dtype is not known.
     """
-    costs, reason = choose_costs(None)
     config = EngineConfig(
         model="",
         parallel=parallel,
@@ -151,9 +151,18 @@ def create_topology(
             num_blocks_override=1 + model.num_layers,
         ),
         dtype=dtype,
-        link_costs=costs,
     )
-    resolved = resolve(config, model, free_memory_bytes=1 << 50, num_cores=1, model_path="")
+    free = 1 << 50
+    resolved = resolve(
+        config,
+        model,
+        free_memory_bytes=free,
+        num_cores=1,
+        shared_memory_refusal=refusal(parallel.world_size, free),
+        model_path="",
+    )
+    costs, reason = choose_costs(None, cpu_comm_backend=resolved.cpu_comm_backend)
+    resolved = replace(resolved, link_costs=costs)
     return Shown(
         topology=Topology.from_resolved(resolved),
         max_num_batched_tokens=resolved.scheduler.max_num_batched_tokens,

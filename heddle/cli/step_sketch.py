@@ -17,12 +17,13 @@ from collections.abc import Iterable
 from typing import Any
 
 from heddle.cli.show_topology import Shown
-from heddle.config import SamplingParams
 from heddle.layout.rows import RowClass, RowLayout
 from heddle.step.batch import GlobalBatch, SampleSpec, ScheduledRequest, StateUse
+from heddle.step.draw_params import DrawParams
 from heddle.step.exchanges import ExchangeSizes, describe, new_rows_gather
 from heddle.step.experts import expert_calls
 from heddle.step.norms import norm_sums
+from heddle.step.packed import pack_table
 from heddle.step.plan import StepPlan, plan
 from heddle.step.recurrent import recurrent_collectives
 from heddle.step.sparse import sparse_calls
@@ -33,7 +34,9 @@ CONTEXT = 96
 """Cached tokens of the later piece and of the decode."""
 PIECE = 64
 """Rows of the later piece."""
-_SAMPLE = SampleSpec(params=SamplingParams(temperature=0.0), seed=0, choice=0, position=0)
+_SAMPLE = SampleSpec(
+    params=DrawParams(is_greedy=True, temperature=0.0), seed=0, choice=0, position=0
+)
 
 
 def sketch_step(shown: Shown, seq_len: int) -> dict[str, Any]:
@@ -80,7 +83,7 @@ def create_batch(topology: Topology, lengths: list[tuple[int, int]]) -> GlobalBa
                 request_id=index,
                 token_ids=(0,) * new,
                 num_computed_tokens=cached,
-                block_tables=_block_tables(topology, cached + new),
+                packed_tables=_packed_tables(topology, cached + new),
                 layout_fingerprint=topology.fingerprint(),
                 samples=(_SAMPLE,),
                 state=StateUse(source=index + 1 if cached else 0, targets=(index + 1,)),
@@ -90,9 +93,9 @@ def create_batch(topology: Topology, lengths: list[tuple[int, int]]) -> GlobalBa
     )
 
 
-def _block_tables(topology: Topology, num_tokens: int) -> tuple[tuple[int, ...], ...]:
+def _packed_tables(topology: Topology, num_tokens: int) -> tuple[bytes, ...]:
     sizes = (topology.kv_layout(group).virtual_block_size for group in range(len(topology.groups)))
-    return tuple(tuple(range(1, 1 + -(-num_tokens // size))) for size in sizes)
+    return tuple(pack_table(range(1, 1 + -(-num_tokens // size))) for size in sizes)
 
 
 def _owner(rows: RowLayout, request: int) -> int | None:

@@ -36,22 +36,25 @@ def test_the_document_has_its_parts_and_they_are_plausible(capsys, monkeypatch, 
     operations = {row["op"] for row in document["collectives"]}
     assert operations == {"all_gather", "reduce_scatter", "all_reduce", "all_to_all"}
     assert all(row["ranks"] == 2 and row["seconds"] > 0 for row in document["collectives"])
-    costs = document["costs"]
-    assert 1e-7 < costs["alpha"] < 1
-    assert 1e6 < costs["beta"] < 1e13
-    assert 1e7 < costs["flops"] < 1e15
-    assert 1e7 < costs["memory"] < 1e14
-    path = tmp_path / "heddle" / "link-costs.json"
-    assert f"costs are kept in {path}" in captured.err
-    assert str(path) not in captured.out
-    assert read_costs(path) == LinkCosts(**costs)
+    assert {row["link"] for row in document["collectives"]} == {"gloo", "shm"}
+    assert list(document["costs"]) == ["gloo", "shm"]
+    for link, costs in document["costs"].items():
+        assert 1e-7 < costs["alpha"] < 1
+        assert 1e6 < costs["beta"] < 1e13
+        assert 1e7 < costs["flops"] < 1e15
+        assert 1e7 < costs["memory"] < 1e14
+        name = {"gloo": "link-costs.json", "shm": "link-costs-shm.json"}[link]
+        path = tmp_path / "heddle" / name
+        assert f"costs over {link} are kept in {path}" in captured.err
+        assert str(path) not in captured.out
+        assert read_costs(path) == LinkCosts(**costs)
 
 
 def test_a_folder_that_cannot_be_written_is_a_warning(monkeypatch, tmp_path):
     (tmp_path / "heddle").write_text("a file in place of the folder")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     log = io.StringIO()
-    keep(LinkCosts(), Output(log=log))
+    keep("shm", LinkCosts(), Output(log=log))
     assert log.getvalue().startswith("warning: costs are not kept, engines use defaults: ")
 
 
@@ -63,10 +66,10 @@ def test_tables_show_every_value():
         "backends": [{"name": "torch", "available": False, "reason": "why not"}],
         "sockets": [],
         "collectives": [{"op": "all_gather", "ranks": 2, "bytes": 4096, "seconds": 0.25}],
-        "costs": {"alpha": 0.5, "beta": 3e9, "flops": 6e10, "memory": 7e9},
+        "costs": {"shm": {"alpha": 0.5, "beta": 3e9, "flops": 6e10, "memory": 7e9}},
     }
     text = "\n".join(map(aligned, tables(document)))
     for value in ("cores", "3", "2.13", "5.5", "why not", "all_gather", "4 KiB", "250 ms"):
         assert value in text
-    for value in ("(alpha)", "500 ms", "3 GB/s", "60 GFLOP/s", "7 GB/s"):
+    for value in ("costs over shm", "(alpha)", "500 ms", "3 GB/s", "60 GFLOP/s", "7 GB/s"):
         assert value in text

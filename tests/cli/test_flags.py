@@ -93,13 +93,13 @@ SWITCHES = [flag for flag in ALL_FLAGS if flag.action is argparse.BooleanOptiona
 
 @pytest.mark.parametrize("flag", SWITCHES, ids=lambda flag: flag.field)
 def test_a_switch_is_set_with_dashes_or_underscores_and_unset_by_no(flag):
-    section = {ParallelConfig: "parallel", CacheConfig: "cache", AdapterConfig: "adapters"}[
-        flag.config
-    ]
+    sections = {ParallelConfig: "parallel", CacheConfig: "cache", AdapterConfig: "adapters"}
+    section = sections.get(flag.config)  # None: the whole
     name = flag.names[0].removeprefix("--")
     for spelling, value in ((name, True), (name.replace("-", "_"), True), (f"no-{name}", False)):
         found = engine_config("demo", **engine_arguments(parse(f"--{spelling}")))
-        assert getattr(getattr(found, section), flag.field) is value
+        whole = found if section is None else getattr(found, section)
+        assert getattr(whole, flag.field) is value
 
 
 def test_there_are_switches():

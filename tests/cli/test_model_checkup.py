@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -48,11 +49,20 @@ def test_a_sound_model_runs_and_nothing_is_missing(tiny_folder: Path) -> None:
     assert document["checkpoint"]["type_bytes"] == {"F32": sum(x.nbytes for x in tensors.values())}
     (row,) = document["memory"]
     assert row["ranks"] == [0, 1]
-    assert row["total_bytes"] == row["weights_bytes"] + row["kv_pool_bytes"] + row["states_bytes"]
+    parts = ("process_bytes", "weights_bytes", "kv_pool_bytes", "states_bytes")
+    assert row["total_bytes"] == sum(row[part] for part in parts)
+    assert 50 << 20 < row["process_bytes"] <= psutil.Process().memory_info().rss + (50 << 20)
     assert 0.9 * POOL < row["kv_pool_bytes"] <= POOL
     assert document["needed_bytes"] == 2 * row["total_bytes"]
     assert document["free_memory_bytes"] > POOL
     json.dumps(document, allow_nan=False)
+
+
+def test_ranks_that_are_threads_share_one_process(tiny_folder: Path) -> None:
+    document = examine(tiny_folder, prefill_context_parallel_size=2, executor="threads")
+    (row,) = document["memory"]
+    shared = row["process_bytes"]
+    assert document["needed_bytes"] == 2 * (row["total_bytes"] - shared) + shared
 
 
 def test_the_longest_prompt_is_the_one_that_the_engine_takes(tiny_folder: Path) -> None:

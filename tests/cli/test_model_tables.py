@@ -11,10 +11,11 @@ from heddle.cli.output import aligned
 def memory_row(ranks: list[int], weights: int) -> dict[str, Any]:
     return {
         "ranks": ranks,
+        "process_bytes": 200 << 20,
         "weights_bytes": weights,
         "kv_pool_bytes": 1 << 30,
         "states_bytes": 0,
-        "total_bytes": weights + (1 << 30),
+        "total_bytes": (200 << 20) + weights + (1 << 30),
     }
 
 
@@ -66,7 +67,10 @@ def test_every_fact_is_shown_with_its_unit() -> None:
 
 def test_ranks_that_need_the_same_share_a_row() -> None:
     _, memory = tables(DOCUMENT)
-    assert [row[:2] for row in memory.rows] == [["0 2-3", "3 MiB"], ["1 4", "7 MiB"]]
+    assert [row[:3] for row in memory.rows] == [
+        ["0 2-3", "200 MiB", "3 MiB"],
+        ["1 4", "200 MiB", "7 MiB"],
+    ]
 
 
 def test_what_is_not_known_has_no_row() -> None:

@@ -6,8 +6,8 @@ import pytest
 
 from heddle.cli.show_topology import assume_model, create_topology, find_model
 from heddle.config import ParallelConfig
-from heddle.config.link_costs import LinkCosts
-from heddle.engine.measured_costs import store_costs
+from heddle.config.link_costs import SHARED_MEMORY_COSTS, LinkCosts
+from heddle.engine.measured_costs import costs_path, store_costs
 from heddle.errors import ConfigError, ModelFileError
 from heddle.layout.rules import validate
 
@@ -60,10 +60,10 @@ def test_settings_reach_the_topology_as_in_an_engine(monkeypatch, tmp_path):
     )
     assert (topology.decode_row_sharding, topology.return_exchange) == ("whole", "ag_rs")
     assert topology.mesh.dcp_size == 4
-    assert topology.costs == LinkCosts()
+    assert topology.costs == SHARED_MEMORY_COSTS
     assert shown.costs_reason.startswith("link costs: defaults")
 
-    store_costs(LinkCosts(alpha=5e-5))
+    store_costs(LinkCosts(alpha=5e-5), costs_path("shm"))
     shown = create_topology(model, parallel, block_size=32)
     assert (shown.topology.costs.alpha, shown.topology.dtype) == (5e-5, "float32")
     assert "measured here" in shown.costs_reason
