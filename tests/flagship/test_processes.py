@@ -1,4 +1,4 @@
-"""The same promise with one process per rank, over gloo."""
+"""The same promise with one process per rank, over whatever connects them here."""
 
 from __future__ import annotations
 
