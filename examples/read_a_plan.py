@@ -10,6 +10,7 @@ from heddle.config.link_costs import LinkCosts
 from heddle.layout.heads import HeadLayout
 from heddle.layout.mesh import Mesh
 from heddle.step.batch import GlobalBatch, ScheduledRequest
+from heddle.step.packed import pack_table
 from heddle.step.plan import plan
 from heddle.step.topology import Topology
 
@@ -37,7 +38,7 @@ def request(number: int, rows: int, cached: int, blocks: tuple[int, ...]) -> Sch
         request_id=number,
         token_ids=tuple(range(rows)),
         num_computed_tokens=cached,
-        block_tables=(blocks,),
+        packed_tables=(pack_table(blocks),),
         layout_fingerprint=TOPOLOGY.fingerprint(),
     )
 

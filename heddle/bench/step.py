@@ -137,7 +137,9 @@ def measure_step(
         driver = Driver(resolved, executor, tokenizer)
         for prompt in prompts:
             driver.add(PromptInput(token_ids=tuple(prompt)), params)
-        walls, waits, ranks = _decode(driver, executor, num_streams)
+        steps = _decode(driver, executor, num_streams)
+    # The first ones may still hold a prompt of another stream behind them.
+    walls, waits, ranks = (seconds[-num_steps:] for seconds in steps)
     batch = executor.batches[-1]
     parts = _parts(resolved, batch, median(walls), median(waits), median(ranks))
     overhead = sum(part["seconds"] for part in parts if part["part"] not in ("sample", "model"))

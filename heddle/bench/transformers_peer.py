@@ -45,8 +45,9 @@ class TransformersEngine:
         found = self._model(torch.tensor(prompts), use_cache=True, logits_to_keep=1)
         columns = [found.logits[:, -1].argmax(-1, keepdim=True)]  # [B, 1]
         clock.first()
+        name = "cache" if hasattr(found, "cache") else "past_key_values"  # it was renamed in 5.3x
         for _ in range(num_tokens - 1):
-            found = self._model(columns[-1], past_key_values=found.past_key_values, use_cache=True)
+            found = self._model(columns[-1], use_cache=True, **{name: getattr(found, name)})
             columns.append(found.logits[:, -1].argmax(-1, keepdim=True))
         return clock.answer(torch.cat(columns, dim=1).tolist())
 

@@ -25,7 +25,9 @@ serve("echo", lambda arguments: Echo())
 @pytest.fixture
 def peers_dir(tmp_path):
     (tmp_path / "echo" / "bin").mkdir(parents=True)
-    (tmp_path / "echo" / "bin" / "python").symlink_to(sys.executable)
+    python = tmp_path / "echo" / "bin" / "python"
+    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    python.chmod(0o700)
     (tmp_path / "echo" / "peer.py").write_text(ECHO)
     return tmp_path
 

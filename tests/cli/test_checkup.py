@@ -10,11 +10,14 @@ from heddle.cli import checkup
 
 
 def test_a_backend_that_cannot_be_made_gives_its_reason(monkeypatch):
-    def create_broken():
+    def create_good(num_threads):
+        return num_threads
+
+    def create_broken(num_threads):
         raise ImportError("library not found")
 
     monkeypatch.setattr(
-        checkup, "BACKENDS", MappingProxyType({"good": object, "broken": create_broken})
+        checkup, "BACKENDS", MappingProxyType({"good": create_good, "broken": create_broken})
     )
     assert checkup.backends() == [
         {"name": "good", "available": True, "reason": ""},

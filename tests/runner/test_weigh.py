@@ -47,9 +47,22 @@ class SealedSource:
 def test_one_rank_weighs_what_lies_on_disk(checkpoint: Checkpoint, name: str) -> None:
     """Files in the dtype of the engine; tables from the configuration come on top."""
     path = checkpoint(name)
-    weighed = weigh_rank(resolve_case(path, Case()), 0, SealedSource(open_weights(path)))
+    plain = replace(resolve_case(path, Case()), kernels="torch", backend="torch")
+    weighed = weigh_rank(plain, 0, SealedSource(open_weights(path)))
     stored = sum(describe_stored(path).type_bytes.values())
     assert stored <= weighed.weights < 1.02 * stored
+
+
+def test_panels_weigh_their_last_columns_whole(checkpoint: Checkpoint) -> None:
+    """Compiled kernels keep outputs by sixteens."""
+    path = checkpoint("llama-9-3")
+    resolved = resolve_case(path, Case())
+    assert resolved.kernels == "numba"
+    panels = weigh_rank(resolved, 0, open_weights(path)).weights
+    plain = weigh_rank(replace(resolved, kernels="torch"), 0, open_weights(path)).weights
+    layer = [(120, 72), (72, 72), (200, 72), (72, 100)]  # outputs and inputs of its products
+    shapes = [*layer, *layer, (131, 72), (131, 72)]
+    assert panels - plain == sum(-outputs % 16 * inputs * 4 for outputs, inputs in shapes)
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -67,7 +80,7 @@ def test_every_rank_of_a_layout_holds_what_was_weighed(checkpoint: Checkpoint, n
 
 def test_narrow_types_weigh_less(checkpoint: Checkpoint) -> None:
     path = checkpoint("llama-9-3")
-    resolved = resolve_case(path, Case())
+    resolved = replace(resolve_case(path, Case()), kernels="torch", backend="torch")
     whole = weigh_rank(resolved, 0, open_weights(path))
     narrow = weigh_rank(replace(resolved, dtype="bfloat16"), 0, open_weights(path))
     assert narrow.cache == whole.cache

@@ -163,7 +163,11 @@ def test_a_backend_that_cannot_serve_the_model_is_told_before_weights_are_read(
     folder: Path, tmp_path: Path
 ) -> None:
     resolved = dataclasses.replace(
-        resolve_case(folder, Case()), dtype="int32", model_path=str(tmp_path / "absent")
+        resolve_case(folder, Case()),
+        dtype="int32",
+        model_path=str(tmp_path / "absent"),
+        kernels="torch",
+        backend="torch",
     )
     with pytest.raises(
         UnsupportedError, match=r"attention_backend=torch cannot serve .* dtype torch.int32; "

@@ -92,9 +92,7 @@ def load_indexer(
         query_up=Linear.of(
             loader.load(f"{name}.wq_b.weight", (heads * width, query_rank)), loader=loader
         ),
-        key_down=Linear.of(
-            loader.load(f"{name}.wk.weight", (width, hidden_size)), loader=loader
-        ),
+        key_down=Linear.of(loader.load(f"{name}.wk.weight", (width, hidden_size)), loader=loader),
         key_norm=loader.load(f"{name}.k_norm.weight", (width,)),
         key_norm_bias=loader.load(f"{name}.k_norm.bias", (width,)),
         weights=Linear.of(
