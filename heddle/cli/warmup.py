@@ -35,7 +35,10 @@ def create_parser(environment: Mapping[str, str], output: Output) -> CommandPars
 def run(arguments: argparse.Namespace, output: Output) -> int:
     """Compile, with a line for each operation, and say what is there."""
     resolved = resolve_here(engine_config(arguments.model, **engine_arguments(arguments)))
-    names, started = operations(resolved.kernels, resolved.backend), time.monotonic()
+    names, started = (
+        operations(resolved.kernels, resolved.backend, resolved.kv_cache_dtype),
+        time.monotonic(),
+    )
     compiled = compile_here(names, output.say)
     document = describe(resolved, names, compiled, time.monotonic() - started)
     if output.as_json:

@@ -265,7 +265,7 @@ class LLM:
         self._turn = threading.Lock()
         self._tokenizer = load_tokenizer(resolved.model_path)
         check_tokenizer(self._tokenizer, resolved.model_path, resolved.model.vocab_size)
-        needed = operations(resolved.kernels, resolved.backend)
+        needed = operations(resolved.kernels, resolved.backend, resolved.kv_cache_dtype)
         compile_elsewhere(needed, on_compile or line_on_terminal)
         with loading_bar() if on_progress is None else nullcontext(on_progress) as report:
             self._executor = create_executor(resolved, launch=launch, on_progress=report)

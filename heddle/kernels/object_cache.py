@@ -34,9 +34,15 @@ def object_folder(operation: str) -> Path:
     return default_cache_dir() / "kernels" / f"{operation}-{_digest(operation)}"
 
 
-def is_cold(operation: str) -> bool:
-    """Whether nothing of an operation has been compiled yet."""
-    return not any(object_folder(operation).glob("*/*.nbc"))
+def is_cold(name: str) -> bool:
+    """Whether nothing of an operation has been compiled yet.
+
+    Args:
+        name: `operation`, or `operation.form` for one entry of several.
+    """
+    operation, _, form = name.partition(".")
+    pattern = f"*/*._{form.partition('_')[0]}-*.nbc" if form else "*/*.nbc"
+    return not any(object_folder(operation).glob(pattern))
 
 
 def operation_of(module: str) -> str:

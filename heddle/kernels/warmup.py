@@ -27,18 +27,28 @@ LAYERS = (
 """Operations with a compiled form that every model uses; each has a folder in this room."""
 ATTENTION = ("paged_decode", "tiled_attention")
 """Those of the attention backend `numba`."""
+_WITHOUT_FORM = ("float32", "float64")
+"""Cache types that need nothing more: compiled with the operation, or left to its reference."""
 OnLine = Callable[[str], None]
 
 
-def operations(kernels: str, backend: str) -> tuple[str, ...]:
+def operations(kernels: str, backend: str, kv_cache_dtype: str = "float32") -> tuple[str, ...]:
     """What a rank compiles.
 
     Args:
         kernels: of the resolved configuration.
         backend: of the resolved configuration.
+        kv_cache_dtype: of the resolved configuration; one operation has an entry for each.
+
+    Example:
+        >>> operations("torch", "numba", "int8")
+        ('paged_decode', 'tiled_attention', 'paged_decode.int8')
     """
     layers = LAYERS if kernels == "numba" else ()
-    return layers + (ATTENTION if backend == "numba" else ())
+    if backend != "numba":
+        return layers
+    form = () if kv_cache_dtype in _WITHOUT_FORM else (f"paged_decode.{kv_cache_dtype}",)
+    return layers + ATTENTION + form
 
 
 def compile_here(names: Iterable[str], on_line: OnLine) -> list[str]:
@@ -54,8 +64,15 @@ def compile_here(names: Iterable[str], on_line: OnLine) -> list[str]:
     cold = [name for name in names if is_cold(name)]
     for place, name in enumerate(cold, 1):
         on_line(f"compiling kernels {place}/{len(cold)} {name}")
-        import_module(f"heddle.kernels.{name}.numba_cpu")
+        _compile(name)
     return cold
+
+
+def _compile(name: str) -> None:
+    operation, _, form = name.partition(".")
+    import_module(f"heddle.kernels.{operation}.numba_cpu")
+    if form:
+        import_module(f"heddle.kernels.{operation}.kernel").entry_of(form)
 
 
 def compile_elsewhere(names: Iterable[str], on_line: OnLine) -> None:

@@ -48,3 +48,17 @@ def test_a_change_of_its_sources_gives_an_operation_another_folder(monkeypatch):
 def test_the_operation_of_a_module():
     assert operation_of("heddle.kernels.linear.tiles") == "linear"
     assert operation_of("tests.kernels.test_calls") == "tests.kernels.test_calls"
+
+
+FORMS = ("bfloat16", "float16", "int8", "fp8_e4m3")
+
+
+def test_a_form_of_an_operation_is_cold_by_itself(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder = object_folder("paged_decode") / "paged_decode_0123"
+    folder.mkdir(parents=True)
+    (folder / "kernel._bfloat16-1.py311.1.nbc").touch()
+    (folder / "kernel._fp8-1.py311.1.nbc").touch()
+    cold = [form for form in FORMS if is_cold(f"paged_decode.{form}")]
+    assert cold == ["float16", "int8"]
+    assert not is_cold("paged_decode")

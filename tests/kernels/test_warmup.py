@@ -45,3 +45,14 @@ def test_commands_that_do_not_compute_load_no_compiler(words):
         [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120
     )
     assert (done.returncode, done.stderr) == (0, "[]\n")
+
+
+def test_a_narrow_cache_has_its_own_entry_compiled_before_the_first_step(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert warmup.operations("numba", "numba", "int8")[-1] == "paged_decode.int8"
+    assert warmup.operations("torch", "torch", "int8") == ()
+    lines: list[str] = []
+    warmup.compile_elsewhere(["paged_decode", "paged_decode.int8"], lines.append)
+    assert lines[-1] == "compiling kernels 2/2 paged_decode.int8"
+    assert not warmup.is_cold("paged_decode.int8")
+    assert warmup.is_cold("paged_decode.fp8_e4m3")
