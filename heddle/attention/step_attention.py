@@ -173,14 +173,16 @@ class GroupAttention:
             as the cache will give them back: a narrow cache rounds once, for every layout alike.
         """
         store, num_copy = self.resources.store, self.num_copy
-        dtype, rows = rows.dtype, store.codec.encode(rows)  # [M, Ks, W']
-        if self.resources.groups.pcp.world_size == 1 or self.num_distributed == 0:
-            store.write(layer, self.write, rows)
-            return store.codec.decode(rows[num_copy:].index_select(0, self.new_order), dtype)
-        received = self._received(rows[num_copy:])
-        seen = torch.cat((rows[:num_copy], received)) if num_copy else received
+        seen = store.codec.encode(rows)  # [M, Ks, W']
+        if self.num_distributed == 0:
+            store.write(layer, self.write, seen)
+            return rows[:0]
+        received = seen[num_copy:]
+        if self.resources.groups.pcp.world_size > 1:
+            received = self._received(received)
+            seen = torch.cat((seen[:num_copy], received)) if num_copy else received
         store.write(layer, self.write, seen)
-        return store.codec.decode(received.index_select(0, self.new_order), dtype)
+        return store.codec.decode(received.index_select(0, self.new_order), rows.dtype)
 
     def _received(self, own: torch.Tensor) -> torch.Tensor:
         """Rows of all PCP ranks, `[P*n, Ks, W']`; through a halo those that each of them hands to
