@@ -54,8 +54,8 @@ class EngineConfig:
     auto is numba where it can serve.
     """
     deterministic: bool = False
-    """Give the same bits in every run, whatever the number of threads: compiled kernels alone,
-    whose sums have a fixed order, and no choice that hangs on what was measured on this machine.
+    """Give the same bits in every run with as many threads: compiled kernels wherever there are
+    some, whose sums have a fixed order, and no choice that hangs on what was measured here.
     """
     quantization: QuantizationChoice = "none"
     """How matrices of products lie in memory: in the compute dtype, in 8 bits with a scale per 64

@@ -15,7 +15,10 @@ def never() -> bool:
 
 
 def test_what_is_ready_is_not_waited_for() -> None:
-    patience_of(FakeRoll()).wait(lambda: True, lambda: "tp call", list, until(-1.0))
+    roll, looks = FakeRoll(), []
+    patience_of(roll).wait(lambda: not looks.append(1), lambda: "tp call", list, until(-1.0))
+    assert looks == [1]
+    assert roll.failure is None
 
 
 def test_a_deadline_names_the_call_and_who_is_missing() -> None:
