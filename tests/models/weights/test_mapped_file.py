@@ -24,9 +24,11 @@ def test_a_use_drops_the_pages_of_the_one_before(path: Path) -> None:
     file = MappedFile(path)
     file.use(0, SIZE // 2)
     held = file.buffer[: SIZE // 2]
-    assert mapped_bytes(path) >= SIZE // 2
+    # A system may map neighbours of a touched page, too: what is dropped is counted, not what stays.
+    before = mapped_bytes(path)
+    assert before >= SIZE // 2
     file.use(SIZE // 2, SIZE // 2)
-    assert mapped_bytes(path) <= SIZE // 4
+    assert mapped_bytes(path) <= before - SIZE // 2
     assert file.buffer[: SIZE // 2] == held
 
 
