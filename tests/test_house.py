@@ -50,6 +50,7 @@ LAYOUT_FLAGS = (
 ENGINE_FLAGS = (
     "--attention-backend --context-workspace-tokens --cpu-comm-backend "
     "--cpu-distributed-timeout-seconds --deterministic --no-deterministic --quantization "
+    "--enforce-eager --no-enforce-eager "
     "--enable-lora --lora-dir --lora-modules --max-lora-rank --max-loras --no-enable-lora "
     "--enable-prefix-caching --hf-overrides --kernels --kv-cache-memory-bytes "
     "--long-prefill-token-threshold "
@@ -170,7 +171,7 @@ TESTED_ELSEWHERE = {
     "heddle.step.local_query_context": "attention/test_distributed_rows.py",
     # The walk and the tiles of a product are seen in the product alone.
     "heddle.kernels.linear.tiles": "kernels/linear/test_numba_cpu.py",
-    "heddle.kernels.linear.quantized_tiles": "kernels/linear/test_numba_cpu.py",
+    "heddle.kernels.linear.quantized_rows": "kernels/linear/test_quantized_tiles.py",
     "heddle.attention.exchange.weighted": "attention/exchange/test_kernels.py",
     # A codec and the form of it that computes are one law.
     "heddle.kernels.row_encode.reference": "attention/test_quantized_rows.py",

@@ -6,6 +6,7 @@ Legend: `M` this rank's rows in the step (padded), `h` query-head lanes of this 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -51,6 +52,21 @@ class StepOps(Protocol):
     @property
     def dealt_rows(self) -> DealtRows:
         """For layers whose experts are dealt out whole."""
+        ...
+
+    def repeated(
+        self, inputs: Sequence[torch.Tensor], compute: Callable[[], torch.Tensor]
+    ) -> torch.Tensor:
+        """What `compute` returns, launched again without its Python where a step of the same
+        looks has computed it before.
+
+        Args:
+            inputs: every tensor of the step that it reads, besides what these operations give.
+            compute: a pass over layers that do the same to any rows of equal shapes.
+
+        Returns:
+            A tensor that a later step may overwrite.
+        """
         ...
 
     def gqa(

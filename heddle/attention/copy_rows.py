@@ -6,7 +6,7 @@ short prompts, drafts and windows are one case.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import torch
 
@@ -21,6 +21,7 @@ from heddle.attention.storage import SlotRange
 from heddle.attention.views import attend, joined, visible_of
 from heddle.comm.base import Communicator
 from heddle.comm.solo import SoloCommunicator
+from heddle.kernels.recording.recording import Input
 from heddle.layout.heads import HeadRun
 from heddle.layout.rows import RowClass
 from heddle.step.lanes import MergeLanes
@@ -72,6 +73,21 @@ class CopyRows:
                 return None
             found.append(paged)
         return found
+
+    @property
+    def inputs(self) -> list[Input]:
+        """What differs between steps of equal looks."""
+        plans = [plan for paged in self.paged or () for plan in paged.plans]
+        return [self.visible, *plans]
+
+    @property
+    def looks(self) -> tuple[Hashable, ...] | None:
+        """Steps of equal looks do the same to these rows; None: this one is like no other."""
+        if self.paged is None:
+            return None
+        # How many sequences there are decides which kernel meets them.
+        plans = tuple(tuple(len(plan.block_tables) for plan in rows.plans) for rows in self.paged)
+        return self.num_rows, self.is_sharded, getattr(self.exchange, "name", None), plans
 
     def _views(self, part: CopyPart, lane: int) -> _Views:
         locate = self.resources.store.locate

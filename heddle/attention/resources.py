@@ -15,6 +15,7 @@ from heddle.attention.exchange.placement import Placement
 from heddle.attention.recurrent.store import StateStore
 from heddle.attention.storage import KVStore
 from heddle.comm.base import Communicator, RankGroups
+from heddle.kernels.recording.recordings import Recordings
 from heddle.kernels.registry import Kernels, create_kernels
 from heddle.layout.heads import HeadRun
 from heddle.step.localize import RankStep
@@ -36,6 +37,8 @@ class AttentionResources:
     states: StateStore | None = None
     """Of the recurrent layers that this rank holds; None: it has none."""
     kernels: Kernels = field(default_factory=partial(create_kernels, "torch"))
+    recordings: Recordings | None = None
+    """Of passes over this rank's layers; None: each pass is computed anew."""
 
     @cached_property
     def own_runs(self) -> Sequence[HeadRun]:

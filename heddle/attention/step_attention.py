@@ -13,6 +13,7 @@ of a stored row.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable, Sequence
 from functools import cached_property
 
 import torch
@@ -30,10 +31,14 @@ from heddle.attention.resources import AttentionResources
 from heddle.attention.sparse.create import create_sparse_rows
 from heddle.attention.sparse.kind import SparseLatentKind
 from heddle.attention.storage import SlotWrite
+from heddle.kernels.recording.recording import Input
 from heddle.step.experts import dispatched_rows
 from heddle.step.local_group import GroupStep, localize_group
 from heddle.step.localize import RankStep
 from heddle.step.recurrent import create_recurrent_step
+
+MAX_REPEATED_ROWS = 64
+"""Rows up to which the Python of a step is worth saving."""
 
 
 class RankAttention:
@@ -60,6 +65,25 @@ class RankAttention:
         """See `StepOps.dealt_rows`."""
         rows = dispatched_rows(self._step, self.resources.topology)
         return DealtRows(torch.tensor(rows), self._step.num_copy)
+
+    def repeated(
+        self, inputs: Sequence[torch.Tensor], compute: Callable[[], torch.Tensor]
+    ) -> torch.Tensor:
+        """See `StepOps.repeated`."""
+        recordings, looks = self.resources.recordings, self._looks
+        if recordings is None or looks is None:
+            return compute()
+        own = [given for group in self._groups for given in group.inputs]
+        return recordings.run(looks, [*inputs, *own], compute)
+
+    @property
+    def _looks(self) -> Hashable:
+        """Steps of equal looks do the same; None: this one is like no other."""
+        uses_adapters = any(r.adapter_slot >= 0 for r in self._step.plan.batch.requests)
+        looks = tuple(group.looks for group in self._groups)
+        if uses_adapters or self._recurrence is not None or None in looks:
+            return None
+        return looks
 
     def gqa(
         self,
@@ -136,6 +160,18 @@ class GroupAttention:
         self.classes = [DistributedRows(step, rows, resources) for rows in group.classes]
         is_sparse = resources.topology.model.sparse is not None
         self.sparse_rows = create_sparse_rows(step, resources) if is_sparse else []
+
+    @property
+    def inputs(self) -> list[Input]:
+        """What differs between steps of equal looks."""
+        return [self.write.mapping, *self.copy_rows.inputs]
+
+    @property
+    def looks(self) -> tuple[Hashable, ...] | None:
+        """See `RankAttention`."""
+        if self.num_copy > MAX_REPEATED_ROWS or self.num_distributed or self.sparse_rows:
+            return None
+        return self.copy_rows.looks
 
     def run(self, layer: int, kind: AttentionKind) -> torch.Tensor:
         """`[M, h, Dv]` in the dtype of the queries."""

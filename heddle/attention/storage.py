@@ -28,6 +28,7 @@ import numpy.typing as npt
 import torch
 
 from heddle.attention.row_codec import RowCodec
+from heddle.kernels.registry import Kernels
 from heddle.kvcache.copies import BlockCopy
 from heddle.layout.kv import KVLayout
 from heddle.step.views import LocalRange
@@ -51,7 +52,10 @@ class SlotRange:
 class SlotWrite:
     """Which of the rows that this rank sees are stored, and where."""
 
+    mapping: torch.Tensor
+    """`[R]`: the slot of each row, -1 for rows that this rank does not store."""
     slots: torch.Tensor
+    """Of the rows that are stored."""
     rows: torch.Tensor | None
     """None when every row is stored."""
 
@@ -60,7 +64,10 @@ class SlotWrite:
         """Split a slot mapping once per step; -1 marks rows that this rank does not store."""
         rows = np.flatnonzero(slot_mapping != PAD_SLOT_ID)
         whole = len(rows) == len(slot_mapping)
-        return cls(torch.tensor(slot_mapping[rows]), None if whole else torch.tensor(rows))
+        mapping = torch.tensor(slot_mapping)
+        if whole:
+            return cls(mapping, mapping, None)
+        return cls(mapping, torch.tensor(slot_mapping[rows]), torch.tensor(rows))
 
 
 class KVStore:
@@ -75,6 +82,7 @@ class KVStore:
         num_heads: int,
         codec: RowCodec,
         device: torch.device,
+        kernels: Kernels | None = None,
     ) -> None:
         """Allocate.
 
@@ -85,7 +93,11 @@ class KVStore:
             num_heads: `Ks`.
             codec: how a row is kept.
             device: of the tensors.
+            kernels: who writes; None: torch.
         """
+        # Torch picks rows once per step, which costs it less than to look at slots in each layer.
+        is_compiled = kernels is not None and kernels.name != "torch"
+        self._write = kernels.cache_write if kernels is not None and is_compiled else None
         self.block_size = block_size
         self.codec = codec
         self._tensor_of_layer = dict(tensor_of_layer)
@@ -138,6 +150,9 @@ class KVStore:
             write: from `SlotWrite.of`.
             rows: `[R, Ks, W']`, every row this rank sees in the step, encoded.
         """
+        if self._write is not None:
+            self._write(self.layer(layer), write.mapping, rows)
+            return
         if len(write.slots) == 0:
             return
         kept = rows if write.rows is None else rows.index_select(0, write.rows)

@@ -255,6 +255,12 @@ ENGINE_FLAGS: tuple[Flag, ...] = (
         field="deterministic",
         action=argparse.BooleanOptionalAction,
     ),
+    Flag(
+        names=("--enforce-eager",),
+        config=EngineConfig,
+        field="enforce_eager",
+        action=argparse.BooleanOptionalAction,
+    ),
     Flag(names=("--num-threads",), config=EngineConfig, field="num_threads", convert=integer),
     Flag(
         names=("--seed",),

@@ -57,6 +57,10 @@ class EngineConfig:
     """Give the same bits in every run with as many threads: compiled kernels wherever there are
     some, whose sums have a fixed order, and no choice that hangs on what was measured here.
     """
+    enforce_eager: bool = False
+    """Compute every step in Python, layer by layer; else compiled kernels of a step that looks like
+    an earlier one are launched again together.
+    """
     quantization: QuantizationChoice = "none"
     """How matrices of products lie in memory: in the compute dtype, in 8 bits with a scale per 64
     inputs, or as a GGUF file packs them (Q4_0, Q4_1, Q4_K, Q8_0); the latter two need compiled
@@ -150,6 +154,7 @@ class ResolvedConfig:
     num_blocks: int
     """Virtual blocks of the pool, block 0 included."""
     kernels: Literal["torch", "numba"] = "torch"
+    enforce_eager: bool = False
     quantization: QuantizationChoice = "none"
     num_state_slots: int = 0
     """Slots for recurrent states in each replica, slot 0 included; 0 without recurrent layers."""

@@ -6,9 +6,7 @@ loops counts in single microseconds.
 
 from __future__ import annotations
 
-import ctypes
 from array import array
-from functools import cache
 
 import torch
 
@@ -16,7 +14,6 @@ from heddle.kernels.threads import launch
 
 MIN_SHARE = 1 << 14
 """Elements that are worth waking a thread for: it takes some microseconds."""
-_KERNEL = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
@@ -33,14 +30,5 @@ def call(address: int, words: tuple[int, ...], num_elements: int, num_threads: i
         num_elements: that it reads or writes.
         num_threads: at least 1.
     """
-    given = array("q", words)
-    if num_threads == 1 or num_elements < 2 * MIN_SHARE:
-        _direct(address)(given.buffer_info()[0])
-    else:
-        launch(address, given, min(num_threads, num_elements // MIN_SHARE))
-
-
-@cache
-def _direct(address: int) -> ctypes._CFuncPtr | ctypes._FuncPointer:  # type: ignore[name-defined]
-    """An entry as a function: outside of a team a thread is alone in its own."""
-    return _KERNEL(address)
+    worth = min(num_threads, num_elements // MIN_SHARE)
+    launch(address, array("q", words), worth if worth > 1 else 1)

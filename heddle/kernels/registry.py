@@ -87,6 +87,14 @@ class StatePackKernel(Protocol):
     def __call__(self, out: torch.Tensor, lse: torch.Tensor, grid: Grid) -> torch.Tensor: ...  # noqa: D102
 
 
+class CacheWriteKernel(Protocol):
+    """See `heddle.kernels.cache_write.reference.write`."""
+
+    def __call__(  # noqa: D102
+        self, pool: torch.Tensor, slot_mapping: torch.Tensor, rows: torch.Tensor
+    ) -> None: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernels:
     """The operations of one rank."""
@@ -99,6 +107,7 @@ class Kernels:
     silu_mul: SiluMulKernel
     rotate: RotateKernel
     row_encode: RowEncodeKernel
+    cache_write: CacheWriteKernel
     state_merge: StateMergeKernel
     state_weigh: StateWeighKernel
     state_pack: StatePackKernel
@@ -111,6 +120,7 @@ _OPERATIONS = {
     "silu_mul": ("silu_mul", "silu_mul"),
     "rotate": ("rotate", "rotate"),
     "row_encode": ("row_encode", "encode"),
+    "cache_write": ("cache_write", "write"),
     "state_merge": ("state_merge", "merge"),
     "state_weigh": ("state_merge", "weigh"),
     "state_pack": ("state_pack", "pack"),

@@ -15,9 +15,13 @@ Source: the libgomp ABI, https://gcc.gnu.org/onlinedocs/libgomp/Implementing-PAR
 from __future__ import annotations
 
 import ctypes
+import threading
 from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from typing import Protocol
 
 import torch  # noqa: F401 - loads the runtime that is looked for
 
@@ -25,7 +29,15 @@ _RUNTIMES = ("libgomp", "libiomp5", "libomp")
 _SYMBOLS = ("omp_get_thread_num", "omp_get_num_threads", "GOMP_barrier")
 
 
-def launch(address: int, words: array[int], num_threads: int) -> None:
+class OnLaunch(Protocol):
+    """Told of the launches of a thread of Python."""
+
+    def __call__(self, address: int, words: array[int], *, is_repeatable: bool) -> None: ...  # noqa: D102
+
+
+def launch(
+    address: int, words: array[int], num_threads: int, *, is_repeatable: bool = True
+) -> None:
     """Run a kernel once in each of some threads; returns when all have ended.
 
     The lock of the interpreter is not held meanwhile. The team may come out smaller than asked for;
@@ -35,8 +47,30 @@ def launch(address: int, words: array[int], num_threads: int) -> None:
         address: of a C function `void(void *)`.
         words: what it is given, 64 bits each.
         num_threads: at least 1.
+        is_repeatable: the words hold for another launch as well, as long as the memory that they
+            point to is kept and its owner says what has changed.
     """
-    _parallel()(address, words.buffer_info()[0], num_threads, 0)
+    on_launch = getattr(_thread, "on_launch", None)
+    if on_launch is not None:
+        on_launch(address, words, is_repeatable=is_repeatable)
+    if num_threads == 1:
+        _direct(address)(words.buffer_info()[0])
+    else:
+        _parallel()(address, words.buffer_info()[0], num_threads, 0)
+
+
+@contextmanager
+def watched_by(on_launch: OnLaunch | None) -> Iterator[None]:
+    """Tell somebody of this thread's launches; None: nobody."""
+    before = getattr(_thread, "on_launch", None)
+    _thread.on_launch = on_launch
+    try:
+        yield
+    finally:
+        _thread.on_launch = before
+
+
+_thread = threading.local()
 
 
 @cache
@@ -70,7 +104,13 @@ def _parallel() -> ctypes._CFuncPtr | ctypes._FuncPointer:  # type: ignore[name-
 
 
 def _call_alone(address: int, words: int, num_threads: int, flags: int) -> None:  # noqa: ARG001
-    _KERNEL(address)(words)
+    _direct(address)(words)
+
+
+@cache
+def _direct(address: int) -> ctypes._CFuncPtr | ctypes._FuncPointer:  # type: ignore[name-defined]
+    """An entry as a function: outside of a team a thread is alone in its own."""
+    return _KERNEL(address)
 
 
 def _loaded_libraries() -> list[str]:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from importlib import import_module
 
 from heddle.kernels.object_cache import is_cold
+from heddle.kernels.stale_objects import stamp
 
 LAYERS = (
     "linear",
@@ -21,10 +22,13 @@ LAYERS = (
     "silu_mul",
     "rotate",
     "row_encode",
+    "cache_write",
     "state_merge",
     "state_pack",
 )
 """Operations with a compiled form that every model uses; each has a folder in this room."""
+REPEATING = "recording"
+"""What runs kernels one after another, where layers have a compiled form."""
 ATTENTION = ("paged_decode", "tiled_attention")
 """Those of the attention backend `numba`."""
 _WITHOUT_FORM = ("float32", "float64")
@@ -44,7 +48,7 @@ def operations(kernels: str, backend: str, kv_cache_dtype: str = "float32") -> t
         >>> operations("torch", "numba", "int8")
         ('paged_decode', 'tiled_attention', 'paged_decode.int8')
     """
-    layers = LAYERS if kernels == "numba" else ()
+    layers = (*LAYERS, REPEATING) if kernels == "numba" else ()
     if backend != "numba":
         return layers
     form = () if kv_cache_dtype in _WITHOUT_FORM else (f"paged_decode.{kv_cache_dtype}",)
@@ -61,6 +65,8 @@ def compile_here(names: Iterable[str], on_line: OnLine) -> list[str]:
     Returns:
         The operations that were compiled.
     """
+    names = list(names)
+    stamp(names)
     cold = [name for name in names if is_cold(name)]
     for place, name in enumerate(cold, 1):
         on_line(f"compiling kernels {place}/{len(cold)} {name}")
@@ -80,6 +86,8 @@ def compile_elsewhere(names: Iterable[str], on_line: OnLine) -> None:
 
     A failure there is none here: ranks compile what they miss.
     """
+    names = list(names)
+    stamp(names)
     cold = [name for name in names if is_cold(name)]
     if not cold:
         return

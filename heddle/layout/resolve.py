@@ -122,6 +122,7 @@ def resolve(
         executor=executor,
         cpu_comm_backend=_cpu_comm_backend(config, executor, shared_memory_refusal, reasons),
         kernels=(kernels := _kernels(config, dtype, has_numba, reasons)),
+        enforce_eager=config.enforce_eager,
         quantization=_quantization(config, kernels, model_path, reasons),
         backend=_backend(config, kernels, reasons),
         num_blocks=num_blocks,

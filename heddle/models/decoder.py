@@ -135,6 +135,12 @@ class Decoder:
             name: rotary.at(rows.positions, rows.rope_lengths)
             for name, rotary in self._rotaries.items()
         }
+        given = [hidden, *(tensor for turn in turns.values() for tensor in turn.tensors)]
+        return ops.repeated(given, lambda: self._run_layers(hidden, turns, ops))
+
+    def _run_layers(
+        self, hidden: torch.Tensor, turns: Mapping[str, Turn], ops: StepOps
+    ) -> torch.Tensor:
         for index, layer in enumerate(self._layers, self._first_layer):
             turn = turns[self._config.kind_of(index).rope]
             hidden = layer(hidden, turn, ops, self._shard)

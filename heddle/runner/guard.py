@@ -14,6 +14,7 @@ import torch
 
 from heddle.comm.base import Communicator, Pending, RankGroups
 from heddle.errors import PlanMismatch
+from heddle.kernels.recording.recording import as_one_call, never_repeated
 from heddle.layout.mesh import GROUP_KINDS, GroupKind
 from heddle.step.traffic import Collective
 
@@ -88,36 +89,43 @@ class GuardedCommunicator:
         """Members of this group."""
         return self._inner.world_size
 
+    @as_one_call
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
         """See `Communicator.all_gather`."""
         self._check("all_gather", tensor)
         return self._inner.all_gather(tensor)
 
+    @as_one_call
     def reduce_scatter(self, tensor: torch.Tensor) -> torch.Tensor:
         """See `Communicator.reduce_scatter`."""
         self._check("reduce_scatter", tensor)
         return self._inner.reduce_scatter(tensor)
 
+    @as_one_call
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
         """See `Communicator.all_reduce`."""
         self._check("all_reduce", tensor)
         return self._inner.all_reduce(tensor)
 
+    @as_one_call
     def all_to_all(self, tensor: torch.Tensor) -> torch.Tensor:
         """See `Communicator.all_to_all`."""
         self._check("all_to_all", tensor)
         return self._inner.all_to_all(tensor)
 
+    @never_repeated
     def shift(self, tensor: torch.Tensor) -> Pending:
         """See `Communicator.shift`; held against the schedule when it begins."""
         self._check("shift", tensor)
         return self._inner.shift(tensor)
 
+    @never_repeated
     def send(self, tensor: torch.Tensor, target: int) -> None:
         """See `Communicator.send`."""
         self._check("send", tensor)
         self._inner.send(tensor, target)
 
+    @never_repeated
     def receive(self, shape: Sequence[int], dtype: torch.dtype, source: int) -> torch.Tensor:
         """See `Communicator.receive`; held against the schedule as announced."""
         self._guard.check("receive", self._kind, shape, dtype)

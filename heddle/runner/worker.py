@@ -26,6 +26,7 @@ from heddle.attention.storage import KVStore
 from heddle.comm.base import RankGroups, World
 from heddle.config.engine import ResolvedConfig
 from heddle.errors import PlanMismatch, UnsupportedError
+from heddle.kernels.recording.recordings import Recordings
 from heddle.kernels.registry import Kernels, create_kernels
 from heddle.layout.cache_rows import row_format
 from heddle.layout.mesh import GROUP_KINDS, GroupKind
@@ -105,7 +106,14 @@ class RankWorker:
         self.store = self._create_store(resolved, kernels)
         self.states = self._create_states(resolved)
         self.resources = AttentionResources(
-            self.topology, self.store, self.groups, backend, self.coord.tp, self.states, kernels
+            self.topology,
+            self.store,
+            self.groups,
+            backend,
+            self.coord.tp,
+            self.states,
+            kernels,
+            _create_recordings(resolved),
         )
 
     def _create_backend(self, resolved: ResolvedConfig) -> AttentionBackend:
@@ -132,6 +140,7 @@ class RankWorker:
             num_heads=topology.heads.num_stored_kv_heads(topology.mesh.slice_of(self.coord.tp)),
             codec=create_row_codec(row_format(resolved.model, resolved.kv_cache_dtype), kernels),
             device=self.device,
+            kernels=kernels,
         )
 
     def _create_states(self, resolved: ResolvedConfig) -> StateStore | None:
@@ -248,6 +257,13 @@ class RankWorker:
         if self.coord.pcp != 0:
             return None
         return self.model.logits(picked.index_select(0, torch.tensor(rows.order)))
+
+
+def _create_recordings(resolved: ResolvedConfig) -> Recordings | None:
+    """Steps that look alike are recorded where compiled kernels launch."""
+    if resolved.enforce_eager or resolved.kernels != "numba":
+        return None
+    return Recordings(resolved.num_threads)
 
 
 def _form_groups(topology: Topology, world: World) -> RankGroups:

@@ -18,6 +18,7 @@ def test_every_compiled_form_is_warmed():
     assert set(warmup.LAYERS) == {folder for folder, _ in _OPERATIONS.values()}
     on_disk = {path.parent.name for path in ROOM.glob("*/numba_cpu.py")}
     assert set(warmup.operations("numba", "numba")) == on_disk
+    assert warmup.REPEATING in on_disk
     assert warmup.operations("torch", "torch") == ()
     assert warmup.operations("torch", "numba") == warmup.ATTENTION
 

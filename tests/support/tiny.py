@@ -8,7 +8,7 @@ are rare).
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -406,6 +406,11 @@ class DenseAttention:
 
     def __init__(self, config: ModelConfig | None = None) -> None:
         self._config = config
+
+    def repeated(
+        self, inputs: Sequence[torch.Tensor], compute: Callable[[], torch.Tensor]
+    ) -> torch.Tensor:
+        return compute()
 
     def gqa(
         self,

@@ -17,6 +17,7 @@ Only moves: every result holds the same bits as its input.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 
@@ -107,4 +108,9 @@ class Placement:
         seen = visible.unsqueeze(-1).expand(-1, -1, self.gathered_lanes)
         if self.used_lanes is None:
             return seen
-        return seen & torch.tensor(self.used_lanes, device=visible.device)
+        return seen & _mask(self.used_lanes, visible.device)
+
+
+@cache
+def _mask(used_lanes: tuple[bool, ...], device: torch.device) -> torch.Tensor:
+    return torch.tensor(used_lanes, device=device)

@@ -9,7 +9,7 @@ scores are known:
 while it asks for the next tile (`loops.py`). When all pieces are done the threads share out the
 merges. Which thread takes which piece changes no number.
 
-Weights are powers of 2, of scores whose factor the query carries. A peak begins far below any
+Weights are powers of 2. A peak begins far below any
 score, but finite, so that no difference of infinities arises.
 
 Legend: `R` rows, `Hq` lanes, `Ks` kv heads, `Dq`, `Dv` key and value width, `P` pieces, `T` keys of
@@ -45,6 +45,7 @@ from heddle.kernels.paged_decode.softmax import add_product, exp2_sum, multiply,
 from heddle.kernels.paged_decode.words import (
     BLOCK_SIZE,
     COUNTER,
+    FACTOR,
     GROUPS,
     HEAD_BYTES,
     HEADS,
@@ -53,6 +54,7 @@ from heddle.kernels.paged_decode.words import (
     NUM_GROUPS,
     NUM_LANES,
     NUM_PIECES,
+    NUM_PLAN_WORDS,
     NUM_ROWS,
     NUM_WORDS,
     OUT,
@@ -61,7 +63,9 @@ from heddle.kernels.paged_decode.words import (
     PARTS,
     PIECES,
     PIECES_UNTIL,
+    PLAN,
     QUERY,
+    QUERY_ROW,
     ROOM,
     ROOM_BYTES,
     ROW_BYTES,
@@ -129,6 +133,15 @@ def _aim(rows, count, row_bytes, cursor):
 
 
 @inner
+def _words(address):
+    """The words of a launch, and before them those of its plan, see `words.py`."""
+    words = np.empty(NUM_WORDS, np.int64)
+    words[NUM_PLAN_WORDS:] = given(address, NUM_WORDS - NUM_PLAN_WORDS)
+    words[:NUM_PLAN_WORDS] = numba.carray(pointer(words[PLAN]), (NUM_PLAN_WORDS,), np.int64)
+    return words
+
+
+@inner
 def _cap(scores, count, softcap):
     values = numba.carray(pointer(scores), (count,), np.float32)
     for t in range(count):
@@ -147,8 +160,10 @@ def _weigh(w, scores, count, softcap, state):
     """Scores of all lanes become weights."""
     peaks, tops, kept, totals = state
     padded = (count + LANES - 1) // LANES * LANES
+    factor = np.float32(as_real(w[FACTOR]))
     for i in range(w[NUM_LANES]):
         row = scores + _SCORE_ROW * i
+        scale(row, factor, padded)
         if softcap > 0:
             _cap(row, count, softcap)
         _fill(row, count, padded, np.float32(-np.inf))
@@ -339,7 +354,7 @@ def _runner(form: str) -> Callable[[int], None]:
         peaks[:], tops[:], totals[:] = _LOWEST, _LOWEST, 0
         lanes = w[NUM_LANES]
         row = numba.carray(pointer(w[PIECES] + 24 * p), (3,), np.int64)[0]
-        query = w[QUERY] + 4 * row * lanes * w[KEY_WIDTH]
+        query = w[QUERY] + row * w[QUERY_ROW]
         out = w[PARTIAL_OUT] + 4 * p * lanes * w[VALUE_WIDTH]
         _fill(out, 0, lanes * w[VALUE_WIDTH], np.float32(0))
         groups = numba.carray(pointer(w[GROUPS]), (w[NUM_GROUPS], 3), np.int64)
@@ -358,7 +373,7 @@ def _runner(form: str) -> Callable[[int], None]:
     @inner
     def run(address):
         """One thread: pieces, then its share of the rows."""
-        w = given(address, NUM_WORDS)
+        w = _words(address)
         lanes, num_pieces = w[NUM_LANES], w[NUM_PIECES]
         softcap = np.float32(as_real(w[SOFTCAP]))
         room = w[ROOM] + w[ROOM_BYTES] * thread_index()
@@ -382,6 +397,8 @@ def _runner(form: str) -> Callable[[int], None]:
             piece(w, p, n, rows, scores, softcap, state, cursor, room)
             p = coming
         barrier()
+        if thread_index() == 0:
+            numba.carray(pointer(w[COUNTER]), (1,), np.int64)[0] = 0
         _fill(room, 0, 1, np.float32(1))
         start, stop = share(w[NUM_ROWS] * lanes, thread_index(), num_threads())
         for i in range(start, stop):

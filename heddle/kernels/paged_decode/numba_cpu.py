@@ -55,21 +55,20 @@ def paged_decode(
         return reference.paged_decode(
             query, rows, plan, widths, kv_head_of_lane, scale, softcap, row_format
         )
-    num_rows, lanes, _ = query.shape
-    factor = scale if softcap > 0 else scale * _LOG2_E
-    scaled = (query.float() * factor).contiguous()
+    num_rows, lanes, width = query.shape
+    query = query.float()
+    if query.stride()[1:] != (width, 1):
+        query = query.contiguous()
     out, lse = torch.empty((num_rows, lanes, widths.value)), torch.empty((num_rows, lanes))
-    counter, num_pieces = array("q", [0]), len(plan.pieces)
     head_bytes = rows.shape[2] * rows.element_size()
     layout = _layout(kv_head_of_lane.tobytes(), widths, rows.shape[1] * head_bytes)
-    partial = torch.empty(num_pieces * lanes * (widths.value + 1))
-    partial_out = partial.data_ptr()
     room = torch.empty(num_threads * room_bytes(lanes), dtype=torch.uint8)
     words = (
-        scaled.data_ptr(),
+        plan.words(lanes, widths.value),
+        query.data_ptr(),
+        4 * query.stride(0),
+        real_word(scale if softcap > 0 else scale * _LOG2_E),
         rows.data_ptr(),
-        *plan.words,
-        counter.buffer_info()[0],
         *layout.words,
         num_rows,
         lanes,
@@ -80,8 +79,6 @@ def paged_decode(
         real_word(softcap),
         out.data_ptr(),
         lse.data_ptr(),
-        partial_out,
-        partial_out + 4 * num_pieces * lanes * widths.value,
         *layout.paces,
         room.data_ptr(),
         room_bytes(lanes),

@@ -93,16 +93,48 @@ class PagedPlan:
         arrays = (self.block_tables, self.table_of_row, self.pieces, self.pieces_until)
         return tuple(np.ascontiguousarray(array, dtype=np.int64) for array in arrays)
 
+    def words(self, num_lanes: int, value_width: int) -> int:
+        """Address of what a kernel is told of the plan, see `words.py`, for states of a shape; good
+        while the plan lives. Launches that may overlap in time need plans of their own.
+        """
+        shape = (num_lanes, value_width)
+        if shape not in self._words:
+            self._words[shape] = _PlanWords(self, num_lanes, value_width)
+        return self._words[shape].address
+
     @cached_property
-    def words(self) -> tuple[int, ...]:
-        """What a kernel is told of the plan, see `words.py`; addresses are valid while it lives."""
-        tables, table_of_row, pieces, until = self._arrays
-        return (
-            tables.ctypes.data,
-            tables.shape[1],
-            table_of_row.ctypes.data,
-            pieces.ctypes.data,
-            until.ctypes.data,
-            len(pieces),
-            self.block_size,
+    def _words(self) -> dict[tuple[int, int], _PlanWords]:
+        return {}
+
+    def follow(self, other: PagedPlan) -> None:
+        """Tell kernels that were launched with this plan of another one, which outlives them."""
+        for shape, words in self._words.items():
+            other.words(*shape)
+            words.values[:] = other._words[shape].values
+
+
+class _PlanWords:
+    """The words of a plan, and the memory that they name."""
+
+    def __init__(self, plan: PagedPlan, num_lanes: int, value_width: int) -> None:
+        tables, table_of_row, pieces, until = plan._arrays
+        num_states = len(pieces) * num_lanes
+        self._partial = np.empty(num_states * (value_width + 1), np.float32)
+        self._counter = np.zeros(1, np.int64)
+        partial = self._partial.ctypes.data
+        self.values = np.array(
+            (
+                tables.ctypes.data,
+                tables.shape[1],
+                table_of_row.ctypes.data,
+                pieces.ctypes.data,
+                until.ctypes.data,
+                len(pieces),
+                plan.block_size,
+                self._counter.ctypes.data,
+                partial,
+                partial + 4 * num_states * value_width,
+            ),
+            np.int64,
         )
+        self.address = self.values.ctypes.data

@@ -196,7 +196,7 @@ def _attend(
         words.ROOM: scratch.data_ptr(),
         words.ROOM_FLOATS: room,
     }
-    launch(kernel.attention, words.in_order(given), settings.num_threads)
+    launch(kernel.attention, words.in_order(given), settings.num_threads, is_repeatable=False)
     return out, lse
 
 

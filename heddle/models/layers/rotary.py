@@ -49,6 +49,11 @@ class Turn(Protocol):
         """What rows are turned by; None: they are not."""
         ...
 
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """Everything here that differs between steps."""
+        ...
+
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """`[M, heads, D]` -> the same shape."""
         ...
@@ -61,6 +66,11 @@ class NoRotation:
     positions: torch.Tensor
     turns: None = None
 
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """See `Turn`."""
+        return (self.positions,)
+
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """`x` itself."""
         return x
@@ -72,6 +82,11 @@ class Rotation:
 
     turns: Turns
     positions: torch.Tensor
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """See `Turn`."""
+        return (self.positions, self.turns.cos, self.turns.sin)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Turn rows.

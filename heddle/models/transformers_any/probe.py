@@ -13,6 +13,7 @@ Legend: `P` rows of the text, `H` query heads, `D` head width.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -139,6 +140,14 @@ class DenseOps:
                 weights = self._weights(query[:, lane], keys[:, run.kv_index], visible, sink)
                 out[:, lane] = weights @ values[:, run.kv_index]
         return out
+
+    def repeated(
+        self,
+        inputs: Sequence[torch.Tensor],  # noqa: ARG002
+        compute: Callable[[], torch.Tensor],
+    ) -> torch.Tensor:
+        """See `StepOps.repeated`; every pass is computed."""
+        return compute()
 
     @property
     def adapters(self) -> AdapterRows | None:

@@ -24,7 +24,7 @@ def test_a_use_drops_the_pages_of_the_one_before(path: Path) -> None:
     file = MappedFile(path)
     file.use(0, SIZE // 2)
     held = file.buffer[: SIZE // 2]
-    # A system may map neighbours of a touched page, too: what is dropped is counted, not what stays.
+    # A system may map neighbours of a touched page, too, so what is dropped is counted.
     before = mapped_bytes(path)
     assert before >= SIZE // 2
     file.use(SIZE // 2, SIZE // 2)

@@ -1,0 +1,1 @@
+"""What a pass over rows launches, kept to be launched again."""

@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import torch
+
+from heddle.kernels.recording import recordings
+from heddle.kernels.recording.recordings import Recordings
+
+
+def run(kept: Recordings, key: object, value: float) -> tuple[float, bool]:
+    """The result, and whether it was computed by Python."""
+    x, computed = torch.tensor([value]), []
+
+    def compute() -> torch.Tensor:
+        computed.append(True)
+        return x * 2
+
+    with torch.inference_mode():
+        return kept.run(key, [x], compute).item(), bool(computed)
+
+
+def test_the_second_pass_of_a_key_is_recorded_and_later_ones_repeated():
+    kept = Recordings(1)
+    found = [run(kept, "a", value) for value in (1.0, 2.0, 3.0, 4.0)]
+    assert found == [(2.0, True), (4.0, True), (6.0, False), (8.0, False)]
+    assert kept.num_repeated == 2
+    assert run(kept, "b", 5.0) == (10.0, True)
+
+
+def test_what_was_not_asked_for_longest_goes_first(monkeypatch):
+    monkeypatch.setattr(recordings, "MAX_RECORDINGS", 2)
+    kept = Recordings(1)
+    for key in "aabbaccc":
+        run(kept, key, 1.0)
+    assert run(kept, "a", 2.0) == (4.0, False)
+    assert run(kept, "b", 2.0) == (4.0, True)
+
+
+def test_a_refused_pass_is_computed_every_time():
+    kept = Recordings(1)
+    for value in (1.0, 2.0, 3.0):
+        with torch.inference_mode():
+            x = torch.tensor([value])
+            assert kept.run("a", [x], lambda x=x: x + x.item()).item() == 2 * value
+    assert kept.num_repeated == 0
+    assert list(kept.refusals) == ["a"]
+    assert "item" in kept.refusals["a"]
