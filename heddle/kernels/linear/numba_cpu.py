@@ -18,21 +18,16 @@ from __future__ import annotations
 from array import array
 from typing import Any
 
-import numba
 import numpy as np
 import torch
 
-from heddle.kernels.compiled import entry, inner, pointer
+from heddle.kernels.compiled import bits_as_float, entry, inner
 from heddle.kernels.linear import reference
 from heddle.kernels.linear.base import PackedWeight, Segments, Weight
 from heddle.kernels.linear.panels import WIDTH, Panels
 from heddle.kernels.linear.quantized import BLOCK, BytePanels, NibblePanels
-from heddle.kernels.linear.quantized_tiles import (
-    byte_tile,
-    nibble_tile,
-    unpack_bytes,
-    unpack_nibbles,
-)
+from heddle.kernels.linear.quantized_rows import PackedForm, spread_row
+from heddle.kernels.linear.quantized_tiles import packed_tile, unpack
 from heddle.kernels.linear.tiles import MAX_HEIGHT, multiply_rows, walk
 from heddle.kernels.threads import launch
 
@@ -41,7 +36,7 @@ STRETCH = 256
 ROW_BYTES = 192 << 10
 """Of the rows that pass by meanwhile, in the second cache."""
 FEW = 4
-"""Rows for which each weight is unpacked anew."""
+"""Rows for which weights are unpacked in registers."""
 
 
 @inner
@@ -65,88 +60,68 @@ def _floats(address):
 
 
 @inner
-def _unpacked(words, x, rows):  # noqa: ARG001
-    """Room for a stretch of weights."""
-    return np.empty((words[11], WIDTH), np.float32)
+def _counts(number):
+    """Whether bits of small numbers count here: a process may have subnormals read as zeros."""
+    return bits_as_float(np.int32(number)) * np.float32(2.0**126) > 0
 
 
-_byte_1, _byte_2, _byte_3, _byte_4 = byte_tile(1), byte_tile(2), byte_tile(3), byte_tile(4)
-_unpack_bytes = unpack_bytes()
+def _packed_walk(form: PackedForm) -> Any:
+    """The walk for a form of packed weights."""
+    one, two, spread, unpack_groups = (
+        packed_tile(form, 1),
+        packed_tile(form, 2),
+        spread_row(form),
+        unpack(form),
+    )
+    converts = form.converts
+
+    @inner
+    def is_few(num_rows):
+        return num_rows <= FEW and (converts or _counts(num_rows))
+
+    @inner
+    def scratch_of(words, x, rows):
+        """Room for a stretch of weights; of few rows the rows as tiles read them."""
+        if not is_few(words[6]):
+            return np.empty((words[11], WIDTH), np.float32)
+        depth, group, groups = words[7], words[12], words[7] // words[12]
+        spreads = np.empty((rows, depth + 2 * groups + 1), np.float32)
+        for m in range(rows):
+            target = spreads[m].ctypes.data
+            row = x + 4 * m * words[1]
+            spreads[m, depth + 2 * groups] = spread(row, target, target + 4 * depth, groups, group)
+        return spreads
+
+    @inner
+    def step(words, x, x_row, panel, out, out_row, rows, start, until, scratch):
+        depth, group, spreads = words[7], words[12], scratch.ctypes.data
+        if not is_few(words[6]):
+            for k in range(start, until, words[11]):
+                count = min(until, k + words[11]) - k
+                unpack_groups(panel + k // group * words[13], spreads, count // group, group)
+                multiply_rows(x + 4 * k, x_row, spreads, out, out_row, rows, count)
+            return
+        groups = depth // group
+        width = depth + 2 * groups + 1
+        for m in range(0, rows, 2):
+            a, c = spreads + 4 * m * width, out + 4 * m * out_row
+            starts, units = a + 4 * depth, a + 4 * (width - 1)
+            if rows - m == 1:
+                one(a, width, starts, units, panel, c, out_row, groups, group)
+            else:
+                two(a, width, starts, units, panel, c, out_row, groups, group)
+
+    return walk(step, scratch_of)
 
 
-@inner
-def _byte_step(words, x, x_row, panel, out, out_row, rows, start, until, scratch):
-    group, groups = words[12], words[7] // words[12]
-    if words[6] > FEW:
-        for k in range(start, until, words[11]):
-            count = min(until, k + words[11]) - k
-            first = panel + k // group * words[13]
-            _unpack_bytes(first, scratch.ctypes.data, count // group, group)
-            multiply_rows(x + 4 * k, x_row, scratch.ctypes.data, out, out_row, rows, count)
-    elif rows == 1:
-        _byte_1(x, x_row, panel, out, out_row, groups, group)
-    elif rows == 2:
-        _byte_2(x, x_row, panel, out, out_row, groups, group)
-    elif rows == 3:
-        _byte_3(x, x_row, panel, out, out_row, groups, group)
-    else:
-        _byte_4(x, x_row, panel, out, out_row, groups, group)
-
-
-_run_bytes = walk(_byte_step, _unpacked)
+_run_bytes = _packed_walk(PackedForm(bits=8))
+_run_half_nibbles = _packed_walk(PackedForm(bits=4, is_half=True))
+_run_nibbles = _packed_walk(PackedForm(bits=4))
 
 
 @entry
 def _bytes(address):
     _run_bytes(address)
-
-
-@inner
-def _nibble_scratch(words, x, rows):
-    """Of few rows the sums over blocks, which offsets are multiplied by."""
-    if words[6] > FEW:
-        return _unpacked(words, x, rows)
-    blocks = words[7] // BLOCK
-    sums = np.empty((rows, blocks), np.float32)
-    for row in range(rows):
-        values = numba.carray(pointer(x + 4 * row * words[1]), (words[7],), np.float32)
-        for b in range(blocks):
-            total = np.float32(0)
-            for k in range(b * BLOCK, (b + 1) * BLOCK):
-                total += values[k]
-            sums[row, b] = total
-    return sums
-
-
-def _nibble_step(*, is_half: bool) -> Any:
-    """The step for one width of scales."""
-    tile_1, tile_2, tile_3, tile_4 = (nibble_tile(n, is_half=is_half) for n in range(1, FEW + 1))
-    unpack = unpack_nibbles(is_half=is_half)
-
-    @inner
-    def step(words, x, x_row, panel, out, out_row, rows, start, until, scratch):
-        if words[6] > FEW:
-            for k in range(start, until, words[11]):
-                count = min(until, k + words[11]) - k
-                unpack(panel + k // BLOCK * words[13], scratch.ctypes.data, count // BLOCK)
-                multiply_rows(x + 4 * k, x_row, scratch.ctypes.data, out, out_row, rows, count)
-            return
-        blocks = words[7] // BLOCK
-        sums = scratch.ctypes.data
-        if rows == 1:
-            tile_1(x, x_row, sums, blocks, panel, out, out_row, blocks)
-        elif rows == 2:
-            tile_2(x, x_row, sums, blocks, panel, out, out_row, blocks)
-        elif rows == 3:
-            tile_3(x, x_row, sums, blocks, panel, out, out_row, blocks)
-        else:
-            tile_4(x, x_row, sums, blocks, panel, out, out_row, blocks)
-
-    return step
-
-
-_run_half_nibbles = walk(_nibble_step(is_half=True), _nibble_scratch)
-_run_nibbles = walk(_nibble_step(is_half=False), _nibble_scratch)
 
 
 @entry

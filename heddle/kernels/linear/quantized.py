@@ -1,9 +1,9 @@
 """Weights of 4 and 8 bits in panels, with what turns them into numbers beside them.
 
-    8 bits    per group of g inputs and panel:  16 scales float32 | g x 16 numbers int8
-              w = scale q
+    8 bits    per group of g inputs and panel:  16 scales float32 | g / 4 x 16 words of 4 numbers
+              w = scale q, -128 <= q < 128; byte j of a word is q + 128 of input j of its four
     4 bits    per block of 32 inputs and panel: 16 scales | 16 offsets | 4 x 16 words of 8 numbers
-              w = scale q + offset, 0 <= q < 16; number j of a word is q - 8 of input j of its octet
+              w = scale q + offset, 0 <= q < 16; number j of a word is q of input j of its octet
 
 A group is read from its start to its end, so a product of one row reads memory in order. Scales and
 offsets of 4 bits are float16 where the file has them so, else float32.
@@ -80,16 +80,19 @@ class BytePanels:
         groups = slice(start // self.group, start // self.group + numbers.shape[1])
         held = _scales_of(self.data, 1, torch.float32)[:, groups, 0]
         scatter(held, first, scales.to(torch.float32))
-        scatter(self._numbers()[:, groups], first, numbers)
+        # q + 128 is q with its highest bit turned over.
+        fours = (numbers ^ -128).unflatten(2, (-1, _WORD_BYTES))
+        for place in range(_WORD_BYTES):
+            scatter(self._numbers()[:, groups, :, :, place], first, fours[..., place])
 
     def _numbers(self) -> torch.Tensor:
-        """`[P, K / g, g, 16]`."""
-        return self.data[:, :, 4 * WIDTH :].unflatten(2, (self.group, WIDTH))
+        """`[P, K / g, g / 4, 16, 4]`, bytes of words."""
+        return self.data[:, :, 4 * WIDTH :].unflatten(2, (-1, WIDTH, _WORD_BYTES))
 
     def columns(self, outputs: torch.Tensor) -> torch.Tensor:
         """`[m]` places of outputs -> their weights `[m, K]`."""
         panel, lane = outputs // WIDTH, outputs % WIDTH
-        numbers = self._numbers()[panel, :, :, lane]  # [m, K / g, g]
+        numbers = self._numbers()[panel, :, :, lane].flatten(2) ^ -128  # [m, K / g, g]
         scales = _scales_of(self.data, 1, torch.float32)[panel, :, 0, lane]
         return (numbers * scales[:, :, None]).flatten(1)
 
@@ -154,8 +157,7 @@ class NibblePanels:
         scatter(held[:, :, 0], first, scales.to(held.dtype))
         scatter(held[:, :, 1], first, offsets.to(held.dtype))
         shifts = torch.arange(0, 4 * PER_WORD, 4)
-        # q - 8 in 4 bits, a sign among them, is q with its highest bit turned over.
-        octets = (numbers.to(torch.int64) ^ 8).unflatten(2, (-1, PER_WORD))
+        octets = numbers.to(torch.int64).unflatten(2, (-1, PER_WORD))
         words = (octets << shifts).sum(3)  # below 2^32; the top bit becomes the sign
         scatter(self._words()[:, blocks], first, words.to(torch.int32))
 
@@ -173,7 +175,7 @@ class NibblePanels:
         panel, lane = outputs // WIDTH, outputs % WIDTH
         words = self._words()[panel, :, :, lane]  # [m, K / 32, 4]
         shifts = torch.arange(0, 4 * PER_WORD, 4, dtype=torch.int32, device=words.device)
-        numbers = (((words[..., None] >> shifts) & 15) ^ 8).flatten(2)
+        numbers = ((words[..., None] >> shifts) & 15).flatten(2)
         pairs = self._scales()[panel, :, :, lane].float()  # [m, K / 32, 2]
         return (numbers * pairs[:, :, :1] + pairs[:, :, 1:]).flatten(1)
 

@@ -1,16 +1,15 @@
 """Register tiles whose weights are unpacked on the way, as vector instructions.
 
-    nibble_tile(height, is_half)   out[m] += x[m] @ (d q + m), q of 4 bits, d and m per 32 inputs
-    byte_tile(height)              out[m] += x[m] @ (d q), q of 8 bits, d per group of inputs
-    unpack_nibbles(is_half)        the weights themselves, `[k, 16]` floats
-    unpack_bytes()
+    packed_tile(form, m)     out[m] += x[m] @ w, a panel of packed weights
+    unpack(form)             the weights themselves, `[k, 16]` floats
 
-Layouts are those of `heddle.kernels.linear.quantized`. Sums of a group are taken over q alone, then
-scaled: `sum x (d q + m) = d sum x q + m sum x`.
+Layouts are those of `heddle.kernels.linear.quantized`. A number u is masked where it stands in a
+half of its word, and nothing is shifted but the upper half; rows come as `spread_row` makes them.
+With c the middle of the range of u, sums start from `-c sum x`, end as `sum x (u - c)`, and stay
+small on the way:
 
-A word holds 8 numbers of 4 bits as q - 8, so that they are small on either side of zero and sums
-lose little. Number j is shifted to the top of its word, where its sign is the word's: as an integer
-and as a float it is then `2^28 (q - 8)`, and the group's scale takes the power of two back.
+    4 bits    sum x (d u + m) = d sum x (u - 8) + (m + 8 d) sum x
+    8 bits    sum x d (u - 128)
 
 Source: our derivation.
 """
@@ -24,6 +23,14 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from heddle.kernels.linear.quantized_rows import (
+    CHAINS,
+    HALF_WORD,
+    PANEL,
+    PackedForm,
+    floats,
+    ints,
+)
 from heddle.kernels.vectors import (
     _VECTOR,
     _WORD,
@@ -37,256 +44,172 @@ from heddle.kernels.vectors import (
     _zeros,
 )
 
-BLOCK = 32
-"""Inputs that share a scale and an offset, in 4 bits."""
-PER_WORD = 8
-"""Numbers of 4 bits in a word."""
 _PARTS = 2
 """Vectors of a panel."""
-_PANEL = _PARTS * LANES
-_INTS = ir.VectorType(ir.IntType(32), LANES)
-_BYTES = ir.VectorType(ir.IntType(8), LANES)
+_LINE = 4 * PANEL
+"""Bytes of a word of each output."""
+_AHEAD = 1280
+"""Bytes that are asked for before they are needed."""
+_INT = ir.IntType(32)
+_INTS = ir.VectorType(_INT, LANES)
 _HALVES = ir.VectorType(ir.HalfType(), LANES)
-_INNER_STEP = 8
-_TOP = 28
-"""Bits below the last number of a word."""
-_MIDDLE = 8.0
 
 
-def _at(builder: Any, address: Any, num_bytes: int | Any, kind: Any) -> Any:
+def _at(builder: Any, address: Any, num_bytes: int, kind: Any) -> Any:
     """A vector of some kind, so many bytes behind an address."""
-    offset = _WORD(num_bytes) if isinstance(num_bytes, int) else num_bytes
-    where = builder.inttoptr(builder.add(address, offset), kind.as_pointer())
+    where = builder.inttoptr(builder.add(address, _WORD(num_bytes)), kind.as_pointer())
     return builder.load(where, align=1)
 
 
-def _constant(value: int) -> Any:
-    return ir.Constant(_INTS, [value] * LANES)
+def _head(builder: Any, block: Any, form: PackedForm) -> list[Any]:
+    """Scales of a group, then offsets, a vector for each part of the panel."""
+    kind = _HALVES if form.is_half else _VECTOR
+    size = LANES * (2 if form.is_half else 4)
+    loaded = [_at(builder, block, at, kind) for at in range(0, form.head_bytes, size)]
+    return [builder.fpext(v, _VECTOR) for v in loaded] if form.is_half else loaded
 
 
-def _numbers(builder: Any, words: Any, place: int) -> Any:
-    """Number `place` of each word as a float, times 2^28."""
-    top = PER_WORD - 1 - place
-    shifted = builder.shl(words, _constant(4 * top)) if top else words
-    return builder.sitofp(builder.and_(shifted, _constant(-1 << _TOP)), _VECTOR)
+def _prefetch(builder: Any, address: Any) -> None:
+    byte = ir.IntType(8).as_pointer()
+    kind = ir.FunctionType(ir.VoidType(), [byte, _INT, _INT, _INT])
+    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+    where = builder.inttoptr(builder.add(address, _WORD(_AHEAD)), byte)
+    builder.call(function, [where, _INT(0), _INT(3), _INT(1)])
 
 
-def _pairs(builder: Any, block: Any, *, is_half: bool) -> tuple[list[Any], list[Any]]:
-    """Scales and offsets of a block, a vector for each part of the panel."""
-    kind = _HALVES if is_half else _VECTOR
-    size = LANES * (2 if is_half else 4)
-    loaded = [_at(builder, block, i * size, kind) for i in range(2 * _PARTS)]
-    floats = [builder.fpext(v, _VECTOR) for v in loaded] if is_half else loaded
-    return floats[:_PARTS], floats[_PARTS:]
+def packed_tile(form: PackedForm, height: int) -> Any:
+    """An intrinsic `(x, row, starts, units, data, out, out_row, groups, group)`.
 
-
-def nibble_block_bytes(*, is_half: bool) -> int:
-    """Of 32 inputs of a panel: scales, offsets, then the words."""
-    return 2 * _PANEL * (2 if is_half else 4) + _PANEL * BLOCK // 2
-
-
-def _tiles(height: int) -> range:
-    return range(height * _PARTS)
-
-
-def _add_to(builder: Any, tile: list[Any], out: Any, out_row: Any, height: int) -> None:
-    for m in range(height):
-        for part in range(_PARTS):
-            index = builder.add(builder.mul(out_row, _WORD(m)), _WORD(LANES * part))
-            total = builder.load(tile[m * _PARTS + part])
-            _store(builder, builder.fadd(_load(builder, out, index), total), out, index)
-
-
-def _row_scalar(builder: Any, x: Any, x_row: Any, m: int, index: Any) -> Any:
-    """`x[m, index]` in every lane."""
-    return _spread(builder, _scalar(builder, x, builder.add(builder.mul(x_row, _WORD(m)), index)))
-
-
-def nibble_tile(height: int, *, is_half: bool) -> Any:
-    """An intrinsic `(x, x_row, sums, sums_row, data, out, out_row, blocks)`.
-
-    `sums[m, b]` is the sum of `x[m]` over block b; blocks of a panel lie from `data` on;
-    `out[m, 16]` is added to.
+    Of each row `x[m, K]`, `starts[m, groups, 2]` and `units[m]` lie `row` floats behind those of
+    the row before; groups of a panel lie from `data` on; `out[m, 16]` is added to.
     """
-    size = nibble_block_bytes(is_half=is_half)
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ARG001
-        x, x_row, sums, sums_row, data, out, out_row, blocks = arguments
-        tile = _slots(builder, height * _PARTS, _zeros())
-        with cgutils.for_range(builder, blocks, intp=_WORD) as loop:
-            block = builder.add(data, builder.mul(loop.index, _WORD(size)))
-            first = builder.mul(loop.index, _WORD(BLOCK))
-            scales, offsets = _pairs(builder, block, is_half=is_half)
-            words_at = size - _PANEL * BLOCK // 2
-            # d q + m = d (q - 8) + (m + 8 d)
-            offsets = [
-                _fused(builder, ir.Constant(_VECTOR, [_MIDDLE] * LANES), d, m)
-                for d, m in zip(scales, offsets, strict=True)
-            ]
-            down = ir.Constant(_VECTOR, [2.0**-_TOP] * LANES)
-            scales = [builder.fmul(d, down) for d in scales]
-            dots = [_zeros() for _ in _tiles(height)]
-            for octet in range(BLOCK // PER_WORD):
-                words = [
-                    _at(builder, block, words_at + 4 * (octet * _PANEL + part * LANES), _INTS)
-                    for part in range(_PARTS)
+        x, row, starts, units, data, out, out_row, groups, group = arguments
+        places = [(m, part) for m in range(height) for part in range(_PARTS)]
+        tile = dict(zip(places, _slots(builder, len(places), _zeros()), strict=True))
+        dots = [
+            dict(zip(places, _slots(builder, len(places), _zeros()), strict=True))
+            for _ in range(CHAINS)
+        ]
+
+        def of_row(address: Any, m: int, index: Any) -> Any:
+            offset = builder.add(builder.mul(row, _WORD(m)), index)
+            return _spread(builder, _scalar(builder, address, offset))
+
+        def add_octet(block: Any, first: Any, octet: Any) -> None:
+            lines = LANES // form.per_word
+            for line in range(lines):
+                at = builder.mul(
+                    builder.add(builder.mul(octet, _WORD(lines)), _WORD(line)), _WORD(_LINE)
+                )
+                here = builder.add(block, at)
+                _prefetch(builder, here)
+                low = [
+                    _at(builder, here, form.head_bytes + 4 * LANES * p, _INTS)
+                    for p in range(_PARTS)
                 ]
-                for j in range(PER_WORD):
-                    q = [_numbers(builder, word, j) for word in words]
-                    index = builder.add(first, _WORD(octet * PER_WORD + j))
-                    for m in range(height):
-                        factor = _row_scalar(builder, x, x_row, m, index)
-                        for part in range(_PARTS):
-                            place = m * _PARTS + part
-                            dots[place] = _fused(builder, factor, q[part], dots[place])
-            for m in range(height):
-                mass = _row_scalar(builder, sums, sums_row, m, loop.index)
-                for part in range(_PARTS):
-                    place = m * _PARTS + part
-                    total = _fused(builder, offsets[part], mass, builder.load(tile[place]))
-                    builder.store(_fused(builder, scales[part], dots[place], total), tile[place])
-        _add_to(builder, tile, out, out_row, height)
-        return context.get_dummy_value()
+                high = [builder.lshr(words, ints(HALF_WORD)) for words in low]
+                for place in range(form.per_word):
+                    words = low if form.bits * place < HALF_WORD else high
+                    mask = ints((1 << form.bits) - 1 << form.shift(place))
+                    numbers = [builder.and_(word, mask) for word in words]
+                    read = builder.sitofp if form.converts else builder.bitcast
+                    k = builder.add(
+                        builder.mul(octet, _WORD(LANES)), _WORD(line * form.per_word + place)
+                    )
+                    factors = [of_row(x, m, builder.add(first, k)) for m in range(height)]
+                    chain = dots[place % CHAINS]
+                    for m, part in places:
+                        slot, number = chain[m, part], read(numbers[part], _VECTOR)
+                        builder.store(_fused(builder, factors[m], number, builder.load(slot)), slot)
 
-    @intrinsic  # type: ignore[untyped-decorator]
-    def multiply(
-        typing: Any,  # noqa: ARG001
-        x: Any,  # noqa: ARG001
-        x_row: Any,  # noqa: ARG001
-        sums: Any,  # noqa: ARG001
-        sums_row: Any,  # noqa: ARG001
-        data: Any,  # noqa: ARG001
-        out: Any,  # noqa: ARG001
-        out_row: Any,  # noqa: ARG001
-        blocks: Any,  # noqa: ARG001
-    ) -> Any:
-        return types.void(*[types.int64] * 8), generate
-
-    return multiply
-
-
-def byte_block_bytes(group: int) -> int:
-    """Of a group of inputs of a panel: scales, then the numbers."""
-    return 4 * _PANEL + _PANEL * group
-
-
-def byte_tile(height: int) -> Any:
-    """An intrinsic `(x, x_row, data, out, out_row, groups, group)`; groups are multiples of 8."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ARG001
-        x, x_row, data, out, out_row, groups, group = arguments
-        tile = _slots(builder, height * _PARTS, _zeros())
-        dots = _slots(builder, height * _PARTS, _zeros())
-        size = builder.add(_WORD(4 * _PANEL), builder.mul(group, _WORD(_PANEL)))
+        size = form.group_bytes(builder, group)
         with cgutils.for_range(builder, groups, intp=_WORD) as loop:
             block = builder.add(data, builder.mul(loop.index, size))
+            pair = builder.mul(loop.index, _WORD(CHAINS))
+            begins = [
+                [of_row(starts, m, builder.add(pair, _WORD(c))) for c in range(CHAINS)]
+                for m in range(height)
+            ]
+            for m, part in places:
+                for begin, dot in zip(begins[m], dots, strict=True):
+                    builder.store(begin, dot[m, part])
             first = builder.mul(loop.index, group)
-            for dot in dots:
-                builder.store(_zeros(), dot)
-            step = _WORD(_INNER_STEP)
-            with cgutils.for_range_slice(builder, _WORD(0), group, step, inc=True) as (start, _):
-                for j in range(_INNER_STEP):
-                    k = builder.add(start, _WORD(j))
-                    here = builder.add(builder.mul(k, _WORD(_PANEL)), _WORD(4 * _PANEL))
-                    q = [
-                        builder.sitofp(
-                            builder.sext(
-                                _at(builder, builder.add(block, here), LANES * part, _BYTES),
-                                _INTS,
-                            ),
-                            _VECTOR,
-                        )
-                        for part in range(_PARTS)
-                    ]
-                    for m in range(height):
-                        factor = _row_scalar(builder, x, x_row, m, builder.add(first, k))
-                        for part in range(_PARTS):
-                            slot = dots[m * _PARTS + part]
-                            total = _fused(builder, factor, q[part], builder.load(slot))
-                            builder.store(total, slot)
-            scales = [_at(builder, block, 4 * LANES * part, _VECTOR) for part in range(_PARTS)]
-            for place in _tiles(height):
-                dot = builder.load(dots[place])
-                total = _fused(builder, scales[place % _PARTS], dot, builder.load(tile[place]))
-                builder.store(total, tile[place])
-        _add_to(builder, tile, out, out_row, height)
+            octets = builder.udiv(group, _WORD(LANES))
+            with cgutils.for_range(builder, octets, intp=_WORD) as inner:
+                add_octet(block, first, inner.index)
+            head = _head(builder, block, form)
+            for m, part in places:
+                dot = builder.fadd(*(builder.load(chain[m, part]) for chain in dots))
+                total = builder.load(tile[m, part])
+                if form.bits == 4:
+                    # (m + 8 d) sum x, of which the sums began with -8 sum x
+                    offset = _fused(
+                        builder,
+                        head[_PARTS + part],
+                        floats(-1 / form.middle),
+                        builder.fneg(head[part]),
+                    )
+                    mass = builder.fadd(*begins[m])
+                    total = _fused(builder, offset, mass, total)
+                builder.store(_fused(builder, head[part], dot, total), tile[m, part])
+        for m, part in places:
+            total = builder.fmul(builder.load(tile[m, part]), floats(1 / form.lowered))
+            total = builder.fmul(total, of_row(units, m, _WORD(0)))
+            index = builder.add(builder.mul(out_row, _WORD(m)), _WORD(LANES * part))
+            _store(builder, builder.fadd(_load(builder, out, index), total), out, index)
         return context.get_dummy_value()
 
     @intrinsic  # type: ignore[untyped-decorator]
     def multiply(
         typing: Any,  # noqa: ARG001
         x: Any,  # noqa: ARG001
-        x_row: Any,  # noqa: ARG001
+        row: Any,  # noqa: ARG001
+        starts: Any,  # noqa: ARG001
+        units: Any,  # noqa: ARG001
         data: Any,  # noqa: ARG001
         out: Any,  # noqa: ARG001
         out_row: Any,  # noqa: ARG001
         groups: Any,  # noqa: ARG001
         group: Any,  # noqa: ARG001
     ) -> Any:
-        return types.void(*[types.int64] * 7), generate
+        return types.void(*[types.int64] * 9), generate
 
     return multiply
 
 
-def unpack_nibbles(*, is_half: bool) -> Any:
-    """An intrinsic `(data, out, blocks)`: the weights of blocks of a panel, `[32 blocks, 16]`."""
-    size = nibble_block_bytes(is_half=is_half)
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ARG001
-        data, out, blocks = arguments
-        with cgutils.for_range(builder, blocks, intp=_WORD) as loop:
-            block = builder.add(data, builder.mul(loop.index, _WORD(size)))
-            first = builder.mul(loop.index, _WORD(BLOCK * _PANEL))
-            scales, offsets = _pairs(builder, block, is_half=is_half)
-            for octet in range(BLOCK // PER_WORD):
-                for part in range(_PARTS):
-                    at = size - _PANEL * BLOCK // 2 + 4 * (octet * _PANEL + part * LANES)
-                    words = _at(builder, block, at, _INTS)
-                    for j in range(PER_WORD):
-                        low = builder.and_(builder.lshr(words, _constant(4 * j)), _constant(15))
-                        low = builder.xor(low, _constant(8))
-                        weight = _fused(
-                            builder, scales[part], builder.sitofp(low, _VECTOR), offsets[part]
-                        )
-                        k = (octet * PER_WORD + j) * _PANEL + part * LANES
-                        _store(builder, weight, out, builder.add(first, _WORD(k)))
-        return context.get_dummy_value()
-
-    @intrinsic  # type: ignore[untyped-decorator]
-    def unpack(
-        typing: Any,  # noqa: ARG001
-        data: Any,  # noqa: ARG001
-        out: Any,  # noqa: ARG001
-        blocks: Any,  # noqa: ARG001
-    ) -> Any:
-        return types.void(*[types.int64] * 3), generate
-
-    return unpack
-
-
-def unpack_bytes() -> Any:
-    """An intrinsic `(data, out, groups, group)`: the weights of groups of a panel."""
+def unpack(form: PackedForm) -> Any:
+    """An intrinsic `(data, out, groups, group)`: the weights of groups of a panel, `[k, 16]`."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ARG001
         data, out, groups, group = arguments
-        size = builder.add(_WORD(4 * _PANEL), builder.mul(group, _WORD(_PANEL)))
+        size = form.group_bytes(builder, group)
+        lines = builder.udiv(group, _WORD(form.per_word))
         with cgutils.for_range(builder, groups, intp=_WORD) as loop:
             block = builder.add(data, builder.mul(loop.index, size))
+            head = _head(builder, block, form)
             first = builder.mul(loop.index, group)
-            scales = [_at(builder, block, 4 * LANES * part, _VECTOR) for part in range(_PARTS)]
-            with cgutils.for_range(builder, group, intp=_WORD) as inner:
-                here = builder.mul(inner.index, _WORD(_PANEL))
-                target = builder.mul(builder.add(first, inner.index), _WORD(_PANEL))
-                row = builder.add(block, builder.add(here, _WORD(4 * _PANEL)))
+            with cgutils.for_range(builder, lines, intp=_WORD) as inner:
+                here = builder.add(block, builder.mul(inner.index, _WORD(_LINE)))
+                k = builder.add(first, builder.mul(inner.index, _WORD(form.per_word)))
                 for part in range(_PARTS):
-                    whole = builder.sext(_at(builder, row, LANES * part, _BYTES), _INTS)
-                    weight = builder.fmul(scales[part], builder.sitofp(whole, _VECTOR))
-                    index = builder.add(target, _WORD(LANES * part))
-                    _store(builder, weight, out, index)
+                    words = _at(builder, here, form.head_bytes + 4 * LANES * part, _INTS)
+                    for place in range(form.per_word):
+                        number = builder.lshr(words, ints(form.bits * place))
+                        number = builder.and_(number, ints((1 << form.bits) - 1))
+                        if form.bits == 4:
+                            value = builder.sitofp(number, _VECTOR)
+                            weight = _fused(builder, head[part], value, head[_PARTS + part])
+                        else:
+                            value = builder.sitofp(builder.sub(number, ints(form.middle)), _VECTOR)
+                            weight = builder.fmul(head[part], value)
+                        index = builder.mul(builder.add(k, _WORD(place)), _WORD(PANEL))
+                        _store(builder, weight, out, builder.add(index, _WORD(LANES * part)))
         return context.get_dummy_value()
 
     @intrinsic  # type: ignore[untyped-decorator]
-    def unpack(
+    def unpack_groups(
         typing: Any,  # noqa: ARG001
         data: Any,  # noqa: ARG001
         out: Any,  # noqa: ARG001
@@ -295,4 +218,4 @@ def unpack_bytes() -> Any:
     ) -> Any:
         return types.void(*[types.int64] * 4), generate
 
-    return unpack
+    return unpack_groups

@@ -105,6 +105,26 @@ def test_a_row_of_nan_stays_a_row(form, rows):
     assert found.sum() == 20
 
 
+@pytest.mark.parametrize("form", ["bytes", "nibbles"])
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("size", [1e-30, 1e-12, 1e12, 1e30])
+def test_rows_of_any_size_lose_nothing(form, rows, size):
+    check(randn(rows, 96, seed=10) * size, packed(form, 20, 96), None)
+
+
+@pytest.mark.parametrize("form", ["bytes", "nibbles"])
+def test_a_process_may_have_subnormals_read_as_zeros(form):
+    weight, x = packed(form, 20, 96), randn(2, 96, seed=11)
+    expected = numba_cpu.linear(x, weight)
+    torch.set_flush_denormal(True)
+    try:
+        check(x, weight, None)
+        found = numba_cpu.linear(x, weight)
+    finally:
+        torch.set_flush_denormal(False)
+    torch.testing.assert_close(found, expected)
+
+
 def test_what_is_not_float32_is_left_to_the_reference():
     weight = randn(7, 5, seed=1).double()
     x = randn(3, 5, seed=2).double()
