@@ -28,7 +28,7 @@ from heddle.engine.args import engine_config  # noqa: E402
 from heddle.engine.executors.base import Executor  # noqa: E402
 from heddle.engine.executors.processes import ProcessesExecutor  # noqa: E402
 from heddle.engine.machine import resolve_here  # noqa: E402
-from heddle.step.batch import GlobalBatch  # noqa: E402
+from heddle.step.batch import GlobalBatch, ScheduledRequest  # noqa: E402
 
 
 def main() -> int:
@@ -57,7 +57,7 @@ def main() -> int:
             for place, length in enumerate(lengths):
                 say(f"{length} tokens")
                 calls = {
-                    name: partial(run, executor, 2 * place + side)
+                    name: partial(run, executor, 2 * place + side, length)
                     for name, side in (("heddle", OURS), ("ring template", THEIRS))
                 }
                 for call in calls.values():
@@ -75,9 +75,18 @@ def main() -> int:
     return report.finish(arguments, metrics)
 
 
-def run(executor: Executor, step: int) -> float:
-    """Seconds of the slowest rank."""
-    batch = GlobalBatch(epoch=0, step=step, requests=())
+def run(executor: Executor, step: int, length: int) -> float:
+    """Seconds of the slowest rank; the batch says how much work it is, so that a long prompt is not
+    taken for a rank that hangs.
+    """
+    prompt = ScheduledRequest(
+        request_id=0,
+        token_ids=(0,) * length,
+        num_computed_tokens=0,
+        packed_tables=(),
+        layout_fingerprint=0,
+    )
+    batch = GlobalBatch(epoch=0, step=step, requests=(prompt,))
     return max(reply.seconds for reply in executor.execute(batch, digest=0))
 
 

@@ -21,9 +21,10 @@ from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
-from support import NUM_CORES, RESULTS, Report, parser, say
+from support import RESULTS, Report, parser, say, stem
 
 from heddle.bench.contest import HeddleEngine, bench_config, race, text_prompts
+from heddle.bench.laws import fit_law, power
 from heddle.engine.args import engine_config
 from heddle.engine.llm import LLM
 
@@ -59,7 +60,7 @@ def main() -> int:
     judge(report, cases[lengths[-1]], lengths[-1])
     if arguments.save:
         RESULTS.mkdir(exist_ok=True)
-        name = f"scaling_{NUM_CORES}-cores.png"
+        name = f"{stem(report.theme)}.png"
         draw(cases, laws, str(RESULTS / name))
         report.pictures.append(name)
     return report.finish(arguments, {"cases": cases, "laws": laws})
@@ -94,29 +95,19 @@ def times(row: dict[str, Any], length: int) -> tuple[float, float]:
 
 
 def fit(name: str, cases: dict[int, dict[str, dict[str, Any]]]) -> dict[str, float]:
-    """The constants of both laws, by least squares of relative errors."""
+    """The constants of both laws."""
     contexts = np.array(list(cases), dtype=float)
     prefill, decode = np.array([times(cases[s][name], s) for s in cases]).T
-    a, b = relative_fit(np.stack([contexts, contexts**2], 1), prefill)
-    w, k = relative_fit(np.stack([np.ones_like(contexts), contexts], 1), decode)
+    a, b = fit_law(np.stack([contexts, contexts**2], 1), prefill).constants
+    w, k = fit_law(np.stack([np.ones_like(contexts), contexts], 1), decode).constants
     return {
         "a_microseconds": 1e6 * a,
         "b_nanoseconds": 1e9 * b,
-        "prefill_power": slope(contexts, prefill),
+        "prefill_power": power(contexts, prefill),
         "weights_gb_per_second": WEIGHT_BYTES / w / 1e9 if w > 0 else 0.0,
         "rows_gb_per_second": ROW_BYTES / k / 1e9 if k > 0 else 0.0,
-        "decode_power": slope(contexts, decode),
+        "decode_power": power(contexts, decode),
     }
-
-
-def relative_fit(terms: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Coefficients of the terms `[n, 2]` that minimise relative errors of the values `[n]`."""
-    return np.linalg.lstsq(terms / values[:, None], np.ones_like(values), rcond=None)[0]
-
-
-def slope(contexts: np.ndarray, values: np.ndarray) -> float:
-    """Of the line through the logarithms."""
-    return float(np.polyfit(np.log(contexts), np.log(values), 1)[0])
 
 
 def judge(report: Report, rows: dict[str, dict[str, Any]], length: int) -> None:

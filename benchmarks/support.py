@@ -21,6 +21,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Sequence
+from html import escape
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,9 @@ class Report:
         self.targets: list[dict[str, Any]] = []
         self.notes: list[str] = []
         self.pictures: list[str] = []
+        """Files beside the result."""
+        self.drawings: list[str] = []
+        """SVG documents; with one the result has a page for a browser, too."""
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
         """Print a table now, and keep it."""
@@ -96,7 +100,7 @@ class Report:
         document = {
             "schema": 1,
             "theme": self.theme,
-            "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+            "date": today(),
             "commit": commit(),
             "hardware": hardware(),
             "versions": {name: version(name) for name in ("heddle-llm", "torch", "numpy")},
@@ -111,10 +115,12 @@ class Report:
         return 0
 
     def _save(self, document: dict[str, Any]) -> None:
-        stem = f"{self.theme}_{NUM_CORES}-cores_{document['date']}"
+        base = RESULTS / stem(self.theme)
         RESULTS.mkdir(exist_ok=True)
-        (RESULTS / f"{stem}.json").write_text(json.dumps(document, indent=1) + "\n")
-        (RESULTS / f"{stem}.md").write_text(self._page(document))
+        base.with_suffix(".json").write_text(json.dumps(document, indent=1) + "\n")
+        base.with_suffix(".md").write_text(self._page(document))
+        if self.drawings:
+            base.with_suffix(".html").write_text(self._browser_page(document))
 
     def _page(self, document: dict[str, Any]) -> str:
         head = (
@@ -124,6 +130,41 @@ class Report:
         parts = [head, *(f"{note}\n" for note in self.notes), *map(markdown, self.tables)]
         parts += [f"![{name}]({name})\n" for name in self.pictures]
         return "\n".join(parts)
+
+    def _browser_page(self, document: dict[str, Any]) -> str:
+        """Everything in one file that asks for no other."""
+        source = (
+            f"<code>{escape(document['command'])}</code> at commit {escape(document['commit'])} "
+            f"on {escape(document['hardware'])}, torch {version('torch')}."
+        )
+        # A drawing's own prologue has no place inside a page.
+        drawings = [drawing[drawing.index("<svg") :] for drawing in self.drawings]
+        parts = [f"<h1>{escape(self.title)}, {document['date']}</h1>", f"<p>{source}</p>"]
+        parts += [f"<p>{escape(note)}</p>" for note in self.notes]
+        parts += [f"<figure>{drawing}</figure>" for drawing in drawings]
+        parts += map(html_table, self.tables)
+        return _BROWSER_PAGE.format(title=escape(self.title), body="\n".join(parts))
+
+
+_BROWSER_PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<title>{title}</title>
+<style>
+body {{ font: 15px/1.5 sans-serif; max-width: 1100px; margin: 2em auto; padding: 0 1em; }}
+figure {{ margin: 1em 0; }}
+figure svg {{ width: 100%; height: auto; }}
+td {{ white-space: nowrap; }}
+table {{ border-collapse: collapse; font-variant-numeric: tabular-nums; }}
+th, td {{ padding: 0.15em 0.8em; text-align: right; border-bottom: 1px solid #ddd; }}
+</style>
+</head>
+<body>
+{body}
+</body>
+</html>
+"""
 
 
 def _target_row(target: dict[str, Any]) -> list[Cell]:
@@ -148,6 +189,25 @@ def markdown(table: Table) -> str:
     lines.append("|" + "---|" * len(table.columns))
     lines += ["| " + " | ".join(map(str, row)) + " |" for row in table.rows]
     return "\n".join(lines) + "\n"
+
+
+def html_table(table: Table) -> str:
+    """A table of a page for a browser."""
+    lines = [("th", table.columns), *(("td", row) for row in table.rows)]
+    rows = [
+        "<tr>" + "".join(f"<{tag}>{escape(str(cell))}</{tag}>" for cell in cells) + "</tr>"
+        for tag, cells in lines
+    ]
+    return f"<h2>{escape(table.title)}</h2>\n<table>\n" + "\n".join(rows) + "\n</table>"
+
+
+def stem(theme: str) -> str:
+    """Of the files of a result of today."""
+    return f"{theme}_{NUM_CORES}-cores_{today()}"
+
+
+def today() -> str:
+    return datetime.datetime.now(datetime.UTC).date().isoformat()
 
 
 def commit() -> str:

@@ -9,14 +9,15 @@ moves little. So nothing here compares with a time of another run.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from statistics import median
 from typing import TypeVar
 
+K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 
 
-def interleaved(calls: Mapping[str, Callable[[], T]], rounds: int) -> dict[str, list[T]]:
+def interleaved(calls: Mapping[K, Callable[[], T]], rounds: int) -> dict[K, list[T]]:
     """Call each in turn, in alternating order.
 
     Args:
@@ -30,7 +31,7 @@ def interleaved(calls: Mapping[str, Callable[[], T]], rounds: int) -> dict[str, 
         >>> order
         ['a', 'b', 'b', 'a']
     """
-    found: dict[str, list[T]] = {name: [] for name in calls}
+    found: dict[K, list[T]] = {name: [] for name in calls}
     names = list(calls)
     for place in range(rounds):
         for name in names if place % 2 == 0 else reversed(names):
