@@ -203,6 +203,8 @@ class Driver:
         while steps := self._begin_round():
             self._executor.submit(steps)
             self._num_rounds += 1
+            for index in steps:
+                self.replicas[index].note_sent()
 
     def _begin_round(self) -> dict[int, Submission]:
         """At most one step of each replica; none if nothing can run."""

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 from heddle.config.engine import ResolvedConfig
@@ -27,6 +29,7 @@ from heddle.scheduler.scheduler import Scheduler
 from heddle.step.agree import check_coverage
 from heddle.step.batch import AdapterChange, RankReply, SampledToken
 from heddle.step.build import BadWordIds, build_batch
+from heddle.step.coverage import expected_coverage
 from heddle.step.plan import StepPlan, plan
 from heddle.step.topology import Topology
 
@@ -126,6 +129,12 @@ class Replica:
         """A step without rows, for the sake of the other replicas."""
         return self._begin(ScheduledBatch(parts=()), number)
 
+    def note_sent(self) -> None:
+        """The newest step is with its ranks: do what none of them waits for."""
+        sent = self._under_way[-1]
+        self.records.append(StepRecord.of(self.index, sent.plan))
+        _ = sent.coverage  # wanted when the step ends
+
     def end_step(
         self, replies: Sequence[RankReply], siblings_of: Callable[[int], set[int]]
     ) -> StepOutcome:
@@ -137,8 +146,9 @@ class Replica:
         Raises:
             PlanMismatch: KV rows were not written as planned, or a token is missing.
         """
-        scheduled, step_plan = self._under_way.popleft()
-        check_coverage(replies, step_plan, self._topology, self._first_rank)
+        ended = self._under_way.popleft()
+        scheduled, batch = ended.scheduled, ended.plan.batch
+        check_coverage(replies, batch, ended.coverage, self._topology, self._first_rank)
         sampled: Sampled = {}
         for reply in replies:
             for found in reply.sampled:
@@ -169,8 +179,7 @@ class Replica:
         )
         self._adapter_changes = []
         step_plan = plan(batch, self._topology)
-        self._under_way.append(_UnderWay(scheduled, step_plan))
-        self.records.append(StepRecord.of(self.index, step_plan))
+        self._under_way.append(_UnderWay(scheduled, step_plan, self._topology))
         return batch, step_plan.digest
 
     def _count(self, sequence: Request) -> None:
@@ -179,11 +188,18 @@ class Replica:
         self._counted[sequence.request_id] = sequence.num_tokens
 
 
-class _UnderWay(NamedTuple):
+@dataclass(frozen=True)
+class _UnderWay:
     """A step that its ranks have."""
 
     scheduled: ScheduledBatch
     plan: StepPlan
+    topology: Topology
+
+    @cached_property
+    def coverage(self) -> tuple[int, ...]:
+        """See `expected_coverage`."""
+        return expected_coverage(self.plan.batch, self.topology)
 
 
 def choose_replica(

@@ -221,13 +221,14 @@ class KVCacheManager:
             return  # a step asks when it chooses a sequence, and again when it is complete
         pairs = list(zip(self._group_caches, blocks.chains, strict=True))
         cost = sum(cache.growth_cost(chain, num_tokens) for cache, chain in pairs)
-        if cost > self.num_available_blocks:
+        if cost and cost > self.num_available_blocks:
             raise KVCacheFull(
                 f"{cost} blocks wanted, {self.num_available_blocks} of {self.num_usable_blocks} "
                 "available"
             )
-        for cache, chain in pairs:
-            cache.extend(chain, num_tokens)
+        if cost or self._promises:  # most steps of a decode stay within its blocks
+            for cache, chain in pairs:
+                cache.extend(chain, num_tokens)
         blocks.num_tokens = max(blocks.num_tokens, num_tokens)
 
     def take_edits(self) -> CacheEdits:

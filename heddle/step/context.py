@@ -59,7 +59,7 @@ class ContextSpans:
     def pieces(self) -> list[ContextPiece]:
         """Each span as one piece."""
         columns = (self.request, self._starts, self.end)
-        return list(map(ContextPiece._make, zip(*(c.tolist() for c in columns), strict=True)))
+        return list(map(ContextPiece, *(column.tolist() for column in columns)))
 
     @cached_property
     def rows(self) -> list[int]:
@@ -87,8 +87,7 @@ class ContextPiece(NamedTuple):
     end: int
 
 
-@dataclass(frozen=True, slots=True)
-class ContextChunk:
+class ContextChunk(NamedTuple):
     """Pieces that are gathered together."""
 
     pieces: tuple[ContextPiece, ...]
@@ -109,11 +108,10 @@ def plan_context_chunks(spans: ContextSpans, workspace: int) -> tuple[ContextChu
         Chunks whose gathered size `N * padded_local_rows` never exceeds the workspace.
     Source: docs/exchanges.md, "Context in bounded pieces".
     """
-    if not len(spans):
-        return ()
-    size, layouts = spans.layout.round_size, spans.layouts
+    layouts = spans.layouts
     chunks = []
-    for pieces, num_rows in _filled(spans.pieces, spans.rows, max(workspace, size), size):
+    for *cut, num_rows in _cuts(spans, workspace):
+        pieces = _pieces(spans.pieces, *cut)
         # Dealing begins on one rank: it has the most of every piece, so of all together.
         share = num_rows // spans.layout.world_size
         if layouts:
@@ -122,30 +120,54 @@ def plan_context_chunks(spans: ContextSpans, workspace: int) -> tuple[ContextChu
     return tuple(chunks)
 
 
-def _filled(
-    whole: Sequence[ContextPiece], rows: Sequence[int], workspace: int, round_size: int
-) -> Iterator[tuple[list[ContextPiece], int]]:
-    """The pieces of each chunk, and their rows; a step may hold hundreds of short contexts, so
-    whole pieces are taken by runs.
+def measure_context_chunks(spans: ContextSpans, workspace: int) -> tuple[ContextChunk, ...]:
+    """The chunks of `plan_context_chunks` without their pieces, for a price: a step may cut a
+    thousand short contexts in vain.
     """
+    if spans.layouts:
+        return plan_context_chunks(spans, workspace)
+    shares = [num_rows // spans.layout.world_size for *_, num_rows in _cuts(spans, workspace)]
+    made = {share: ContextChunk((), share) for share in set(shares)}  # most chunks are full
+    return tuple(made[share] for share in shares)
+
+
+def _cuts(spans: ContextSpans, workspace: int) -> Iterator[tuple[int, int, int, int, int]]:
+    """Each chunk as a run of spans; whole ones are taken at once.
+
+    Yields:
+        Spans [first, last); rows of the first one that earlier chunks hold; rows of the last one up
+        to the end of the chunk, 0 for all; rows of the chunk.
+    """
+    rows, round_size = spans.rows, spans.layout.round_size
+    workspace = max(workspace, round_size)
     ends = list(accumulate(rows))
-    rest, left, place = whole[0], rows[0], 0
-    while place < len(whole):
-        pieces, room = [], workspace
+    place = done = 0  # rows of the span in hand that earlier chunks hold
+    while place < len(rows):
+        first, start, room = place, done, workspace
+        left = rows[place] - done
         if left <= room:
-            room -= left
-            last = bisect_right(ends, ends[place] + room, place + 1)
-            pieces = [rest, *whole[place + 1 : last]]
-            room -= ends[last - 1] - ends[place]
-            place = last
-            if place < len(whole):
-                rest, left = whole[place], rows[place]
-        if place < len(whole) and room >= round_size:
+            place = bisect_right(ends, ends[place] + room - left, place + 1)
+            room -= left + ends[place - 1] - ends[first]
+            done = 0
+        if place < len(rows) and room >= round_size:
             # A whole number of ownership rounds, of which every rank stores the same.
             cut = room // round_size * round_size
-            pieces.append(rest._replace(end=rest.start + cut))
-            rest, left, room = rest._replace(start=rest.start + cut), left - cut, room - cut
-        yield pieces, workspace - room
+            done, room = done + cut, room - cut
+        yield first, place + (done > 0), start, done, workspace - room
+
+
+def _pieces(
+    whole: Sequence[ContextPiece], first: int, last: int, start: int, end: int
+) -> list[ContextPiece]:
+    """The pieces of a chunk, see `_cuts`; whole rounds have as many rows as positions."""
+    pieces = list(whole[first:last])
+    if end:
+        request, begin, _ = pieces[-1]
+        pieces[-1] = ContextPiece(request, begin, begin + end)
+    if start:
+        request, begin, stop = pieces[0]
+        pieces[0] = ContextPiece(request, begin + start, stop)
+    return pieces
 
 
 def largest_share(pieces: Sequence[ContextPiece], layouts: Sequence[KVLayout]) -> int:

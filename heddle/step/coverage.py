@@ -38,11 +38,13 @@ def mix(
         return int(word.sum(dtype=np.uint64)) & _MASK
 
 
-def expected_coverage(batch: GlobalBatch, topology: Topology, group: int) -> int:
-    """What the writes of one store copy of a cache group must add up to.
+def expected_coverage(batch: GlobalBatch, topology: Topology) -> tuple[int, ...]:
+    """Per cache group: what the writes of one store copy must add up to."""
+    return tuple(_of_group(batch, topology, group) for group in range(len(topology.groups)))
 
-    All requests at once, for a step may hold hundreds of decodes.
-    """
+
+def _of_group(batch: GlobalBatch, topology: Topology, group: int) -> int:
+    """All requests at once, for a step may hold hundreds of decodes."""
     layout = topology.kv_layout(group)  # where a chain starts has no effect on its slots
     facts = [(len(r.token_ids), r.num_computed_tokens, r.request_id) for r in batch.requests]
     counts, cached, ids = np.array(facts, dtype=np.int64).reshape(-1, 3).T

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import repeat
+from itertools import groupby, repeat
 from typing import TYPE_CHECKING
 
 from heddle.layout.cache_rows import row_format
@@ -236,9 +236,11 @@ def _fine_return(num_rows: int, sizes: ExchangeSizes) -> Iterator[Collective]:
 
 def key_gather(chunks: Sequence[ContextChunk], sizes: ExchangeSizes) -> Iterator[Collective]:
     """Cached context, one gather per chunk."""
-    for chunk in chunks:
-        shape = (chunk.padded_local_rows, sizes.stored_heads, sizes.row_width)
-        yield Collective("all_gather", "dcp", shape, sizes.row_dtype)
+    # A long context is cut into many chunks of one size: equal calls are one value, priced once.
+    for num_rows, alike in groupby(chunk.padded_local_rows for chunk in chunks):
+        shape = (num_rows, sizes.stored_heads, sizes.row_width)
+        call = Collective("all_gather", "dcp", shape, sizes.row_dtype)
+        yield from (call for _ in alike)
 
 
 def key_ring(chunks: Sequence[ContextChunk], sizes: ExchangeSizes) -> Iterator[Collective]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +21,7 @@ from heddle.step.context import (
     ContextChunk,
     ContextSpans,
     largest_share,
+    measure_context_chunks,
     plan_context_chunks,
 )
 from heddle.step.exchanges import (
@@ -41,29 +41,40 @@ _UNBOUNDED = 1 << 62
 
 def plan_groups(batch: GlobalBatch, rows: RowLayout, topology: Topology) -> tuple[GroupPlan, ...]:
     """The plan of every cache group; groups of one rule and size are planned alike."""
-    return tuple(_GroupPlanner(batch, rows, topology, i).run() for i in range(len(topology.groups)))
+    facts = _facts(batch)
+    return tuple(
+        _GroupPlanner(batch, rows, topology, group, facts).run()
+        for group in range(len(topology.groups))
+    )
+
+
+def _facts(batch: GlobalBatch) -> IntArray:
+    """`[3, B]`: new rows, cached tokens and start rank of each request."""
+    counts = [len(request.token_ids) for request in batch.requests]
+    cached = [request.num_computed_tokens for request in batch.requests]
+    return np.array([counts, cached, [r.start_rank for r in batch.requests]], dtype=np.int64)
 
 
 class _GroupPlanner:
     """Carries what the choices of one group share."""
 
-    def __init__(self, batch: GlobalBatch, rows: RowLayout, topology: Topology, group: int) -> None:
+    def __init__(
+        self,
+        batch: GlobalBatch,
+        rows: RowLayout,
+        topology: Topology,
+        group: int,
+        facts: IntArray,
+    ) -> None:
         self.batch = batch
         self.rows = rows
         self.topology = topology
         self.group = group
+        self.facts = facts
         self.visibility = topology.groups[group].visibility
         self.is_sharded = topology.groups[group].world_size > 1
         self.sizes = ExchangeSizes.of(topology, tp_rank=0)
         self.merge_lanes = MergeLanes.of(topology, group)
-
-    @cached_property
-    def _facts(self) -> IntArray:
-        """`[3, B]`: new rows, cached tokens and start rank of each request."""
-        facts = [
-            (len(r.token_ids), r.num_computed_tokens, r.start_rank) for r in self.batch.requests
-        ]
-        return np.array(facts, dtype=np.int64).reshape(-1, 3).T
 
     def run(self) -> GroupPlan:
         plan = GroupPlan(
@@ -136,20 +147,23 @@ class _GroupPlanner:
                 row_class=row_class, context="local", chunks=self._chunks(spans, "local")
             )
         plans, why = [], ""
-        for context in self._contexts():
+        contexts = self._contexts()
+        is_open = len(contexts) > 1
+        for context in contexts:
             returns: tuple[str, ...] = ("none",)
             if context == "gather_q":
                 returns, why = self._returns(is_copy=False)
             elif context == "pass_q":
                 returns = ("a2a",)  # blocks are met one by one, each with its own destination
-            chunks = self._chunks(spans, context)
+            chunks = self._chunks(spans, context, with_pieces=not is_open)
             plans += [
                 ClassPlan(row_class=row_class, context=context, returns=way, chunks=chunks)
                 for way in returns
             ]
         start, end = self.rows.class_rows(row_class)
-        work = ContextWork.of(spans, self._facts[0], self.topology.mesh.pcp_size)
-        return self._chosen(plans, end - start, why if len(plans) == 1 else "", work)
+        work = ContextWork.of(spans, self.facts[0], self.topology.mesh.pcp_size)
+        best = self._chosen(plans, end - start, why if len(plans) == 1 else "", work)
+        return replace(best, chunks=self._chunks(spans, best.context)) if is_open else best
 
     def _chosen_keys(self, row_class: RowClass) -> ClassPlan:
         """Sparse layers: rows meet chosen keys, new or cached, so all distributed rows go alike."""
@@ -170,7 +184,7 @@ class _GroupPlanner:
         """The cached keys that some row of each request of the class sees."""
         classes = self.rows.classes
         members = np.array([i for i, found in enumerate(classes) if found is row_class], np.int64)
-        counts, cached, starts = self._facts[:, members]
+        counts, cached, starts = self.facts[:, members]
         is_there = (counts > 0) & (cached > 0)
         members, counts, cached, starts = (
             column[is_there] for column in (members, counts, cached, starts)
@@ -193,8 +207,10 @@ class _GroupPlanner:
         columns = both.transpose(1, 2, 0).reshape(4, -1)  # the first tokens in front of the window
         return ContextSpans(layout, *columns[:, columns[1] < columns[2]])
 
-    def _chunks(self, spans: ContextSpans, context: str) -> tuple[ContextChunk, ...]:
-        """Pieces of context, where keys travel or are read in place."""
+    def _chunks(
+        self, spans: ContextSpans, context: str, *, with_pieces: bool = True
+    ) -> tuple[ContextChunk, ...]:
+        """Parts of context, where keys travel or are read in place; a price needs no pieces."""
         workspace = self.topology.context_workspace_tokens
         if self.topology.lanes is not None:
             # Cut as if there were a rank per lane: for any number of ranks alike.
@@ -204,9 +220,10 @@ class _GroupPlanner:
         if context == "ring_kv" or (context == "local" and not self.topology.model.is_mla):
             # Read in place, or whole shards travel: nothing is gathered, so nothing is bounded.
             workspace = _UNBOUNDED
-        return plan_context_chunks(spans, workspace)
+        cut = plan_context_chunks if with_pieces else measure_context_chunks
+        return cut(spans, workspace)
 
     def _padded(self, chunk: ContextChunk) -> ContextChunk:
         """A chunk that was cut for lanes, with the largest share of a rank."""
         layouts = [self.topology.kv_layout(self.group)] * len(chunk.pieces)
-        return replace(chunk, padded_local_rows=largest_share(chunk.pieces, layouts))
+        return chunk._replace(padded_local_rows=largest_share(chunk.pieces, layouts))

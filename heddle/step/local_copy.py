@@ -11,14 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import numpy as np
-
 from heddle.layout.kv import KVLayout
 from heddle.layout.rows import RowClass
 from heddle.step.lanes import MergeLanes
 from heddle.step.localize import BoolArray, RankStep
 from heddle.step.topology import Topology
-from heddle.step.views import LocalRange, Ranges, visible_ranges
+from heddle.step.views import LocalRange, Ranges, RangesByRun, visible_ranges
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +74,9 @@ class CopiedRows:
     def parts(self) -> Iterator[CopyPart]:
         """What the rows of each request meet on this rank."""
         held = [
-            (number, lane, part, np.zeros_like(part.first), part.end - part.first)
+            (number, lane, RangesByRun(self._local(seen, lane)))
             for number, lane in enumerate(self._lanes.held_by(self._place))
-            for part in (self._local(seen, lane) for seen in self._seen)
+            for seen in self._seen
         ]
         for segment in self._rows.class_segments(self._step.pcp_rank, RowClass.COPY):
             if segment.num_rows == 0:
@@ -86,14 +84,8 @@ class CopiedRows:
             request = self._step.plan.batch.requests[segment.request]
             rows = slice(segment.row, segment.row + segment.num_rows)
             views = []
-            for number, lane, part, zeros, lengths in held:
-                if segment.num_rows == 1:  # its range is the hull
-                    start, end = int(part.first[rows.start]), int(part.end[rows.start])
-                    ranges = Ranges(zeros[rows], lengths[rows])
-                else:
-                    met = part[rows]
-                    start, end = met.hull()
-                    ranges = met.clipped(start, end)
+            for number, lane, part in held:
+                start, end, ranges = part.of(rows)
                 if start < end:
                     table = request.table(self._group)
                     keys = self._lanes.keys(table, lane, start, end)

@@ -48,6 +48,9 @@ class NewView:
     ranges: Ranges
 
 
+_ITSELF = Ranges(np.zeros(1, dtype=np.int64), np.ones(1, dtype=np.int64))
+
+
 @dataclass(frozen=True, slots=True)
 class SelfSegment:
     """Rows [start, end) of a class on this rank: one run of a request's new rows."""
@@ -206,6 +209,10 @@ class _GroupLocalizer:
         request = self.step.plan.batch.requests[segment.request]
         first = request.num_computed_tokens
         base = int(self.rows.request_starts[segment.request])
+        if len(request.token_ids) == 1:  # a decode row: of what is new, it sees itself
+            place = self.new_rows.find(base)
+            yield NewView(place, place + 1, _ITSELF)
+            return
         for part in visible_ranges(self.rule, self._positions(segment)):
             fresh = part.clipped(first, first + len(request.token_ids))
             start, end = fresh.hull()

@@ -25,7 +25,7 @@ from heddle.step.lanes import MergeLanes
 from heddle.step.local_context import QueryContextPart
 from heddle.step.localize import BoolArray, RankStep
 from heddle.step.topology import Topology
-from heddle.step.views import Ranges, visible_ranges
+from heddle.step.views import Ranges, RangesByRun, visible_ranges
 
 
 class TravellingRows:
@@ -79,7 +79,7 @@ class TravellingRows:
         """What this rank stores of the context of each request, in the pieces of the plan."""
         pieces = _pieces(plan)
         held = [
-            (number, lane, [self._local(seen, lane) for seen in self._seen])
+            (number, lane, [RangesByRun(self._local(seen, lane)) for seen in self._seen])
             for number, lane in enumerate(self._lanes.held_by(self._place))
         ]
         row = 0
@@ -87,31 +87,30 @@ class TravellingRows:
             rows = slice(row, row + last - first)
             row = rows.stop
             for number, lane, local in held:
-                for part in self._met(request, rows, lane, local, pieces):
-                    start, end = part.hull()
+                for start, end, ranges in self._met(request, rows, lane, local, pieces):
                     if start < end:
                         table = self._requests[request].table(self._group)
                         keys = self._lanes.keys(table, lane, start, end)
-                        yield QueryContextPart(
-                            self.rows[rows], keys, part.clipped(start, end), number
-                        )
+                        yield QueryContextPart(self.rows[rows], keys, ranges, number)
 
     def _met(
         self,
         request: int,
         rows: slice,
         lane: int,
-        local: list[Ranges],
+        local: list[RangesByRun],
         pieces: dict[int, list[tuple[int, int]]] | None,
-    ) -> Iterator[Ranges]:
-        """Ranges of stored keys that the rows of a request meet at once."""
+    ) -> Iterator[tuple[int, int, Ranges]]:
+        """Stored keys that the rows of a request meet at once: a hull, and ranges within it."""
         if pieces is None:
-            yield from (part[rows] for part in local)
+            yield from (part.of(rows) for part in local)
             return
         layout = self._lanes.layout(self._layout(self._requests[request].start_rank))
         for first, last in pieces.get(request, ()):
             for part in self._seen:
-                yield part[rows].within(first, last).local(layout, lane)
+                met = part[rows].within(first, last).local(layout, lane)
+                start, end = met.hull()
+                yield start, end, met.clipped(start, end)
 
     def _layout(self, start_rank: int) -> KVLayout:
         return self._topology.kv_layout(self._group, start_rank)

@@ -21,6 +21,9 @@ from dataclasses import dataclass
 from heapq import heapify, heapreplace
 from typing import TYPE_CHECKING
 
+import numpy as np
+import numpy.typing as npt
+
 from heddle.layout.cache_rows import row_format
 from heddle.layout.rows import RowClass, RowRequest, cut_points
 from heddle.step.batch import ScheduledRequest
@@ -31,6 +34,8 @@ if TYPE_CHECKING:
 
 BALANCE = ((256, 1.05), (64, 1.10))
 """(rows per rank above which it counts, largest load over the mean)."""
+
+IntArray = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,19 +65,23 @@ def place_rows(requests: Sequence[ScheduledRequest], topology: Topology) -> Plac
 
 def is_decode(request: ScheduledRequest) -> bool:
     """One known token, and perhaps drafts: every row is sampled."""
-    return len(request.token_ids) <= max(1, len(request.samples))
+    num_rows = len(request.token_ids)
+    return num_rows <= 1 or num_rows <= len(request.samples)
 
 
 class _Placer:
     """Carries what the decisions about one step share."""
 
     def __init__(self, requests: Sequence[ScheduledRequest], topology: Topology) -> None:
+        self._requests = requests
         self.topology = topology
         self.costs = topology.costs
         self.pcp_size = topology.mesh.pcp_size
         self.work = LayerWork.of(topology.model, topology.mesh.tp_size, topology.dtype)
-        self.lengths = [(len(r.token_ids), r.num_computed_tokens) for r in requests]
-        self.ids = [request.request_id for request in requests]
+        counts = [len(request.token_ids) for request in requests]
+        cached = [request.num_computed_tokens for request in requests]
+        self.lengths = list(zip(counts, cached, strict=True))
+        self._columns = np.array([counts, cached], dtype=np.int64)  # [2, B]
         self.decodes: list[int] = []
         self.splits: list[int] = []
         self.prompts: list[int] = []
@@ -83,7 +92,6 @@ class _Placer:
                 self.splits.append(index)
             else:
                 self.prompts.append(index)
-        self._has_drafts = any(len(requests[i].samples) > 1 for i in self.decodes)
         self.reasons: list[str] = []
         self._cuts: dict[int, tuple[int, ...]] = {}
 
@@ -95,17 +103,19 @@ class _Placer:
         ):
             if members and self._are_whole(name, members, setting, bool(wholes)):
                 wholes += members
-        owners = self._balanced(wholes)
-        splits = set(self.splits)
-        made: dict[tuple[int, RowClass, int], RowRequest] = {}  # most rows are decodes, and alike
-        placed = []
-        for index, (num_rows, _) in enumerate(self.lengths):
-            owner = owners.get(index)
-            if owner is not None:
-                key = (num_rows, RowClass.WHOLE, owner)
-            else:
-                key = (num_rows, RowClass.SPLIT if index in splits else RowClass.COPY, 0)
-            placed.append(made.get(key) or made.setdefault(key, RowRequest(*key)))
+        wholes, owners = self._balanced(sorted(wholes))
+        copied = RowRequest(1, RowClass.COPY)  # most rows are decodes, and alike
+        dealt = [RowRequest(1, RowClass.WHOLE, rank) for rank in range(self.pcp_size)]
+        placed = [
+            copied if num_rows == 1 else RowRequest(num_rows, RowClass.COPY)
+            for num_rows, _ in self.lengths
+        ]
+        for index, owner in zip(wholes, owners.tolist(), strict=True):
+            num_rows = self.lengths[index][0]
+            one = num_rows == 1
+            placed[index] = dealt[owner] if one else RowRequest(num_rows, RowClass.WHOLE, owner)
+        for index in self.splits:
+            placed[index] = RowRequest(self.lengths[index][0], RowClass.SPLIT)
         return Placed(tuple(placed), tuple(self.reasons))
 
     def _is_long(self, num_rows: int, cached: int) -> bool:
@@ -130,7 +140,7 @@ class _Placer:
 
     def _are_whole(self, name: str, members: list[int], setting: str, is_shared: bool) -> bool:
         """Whether rows that could be copied are dealt out instead; notes why."""
-        if name == "decode rows" and self.topology.model.recurrent and self._has_drafts:
+        if name == "decode rows" and self.topology.model.recurrent and self._has_drafts():
             self.reasons.append(f"{name}: copy, since states after each draft are kept everywhere")
             return False
         if setting != "auto":
@@ -151,39 +161,50 @@ class _Placer:
         )
         return is_whole
 
+    def _has_drafts(self) -> bool:
+        return any(len(self._requests[i].samples) > 1 for i in self.decodes)
+
     # -- balance ------------------------------------------------------------------------------
 
-    def _balanced(self, wholes: list[int]) -> dict[int, int]:
-        """Owner of each whole request, longest first; prompts are cut while loads differ much."""
+    def _balanced(self, wholes: list[int]) -> tuple[list[int], IntArray]:
+        """The whole requests, and the owner of each, longest first; prompts are cut while loads
+        differ much.
+        """
         while True:
-            owners = self._deal(wholes)
-            ratio, bound = self._imbalance(owners)
+            counts, cached = self._columns[:, wholes]
+            owners = self._deal(counts, cached)
+            ratio, bound = self._imbalance(counts, owners)
             if ratio <= bound:
-                return owners
+                return wholes, owners
             longest = max(wholes, key=lambda i: (self.lengths[i][0], -i), default=None)
             if longest is None or self.lengths[longest][0] < 2 * self.pcp_size:
                 self.reasons.append(
                     f"balance: the busiest rank has {ratio:.2f} of the mean attention work; the "
                     f"rest is too short to cut into {2 * self.pcp_size} chunks"
                 )
-                return owners
+                return wholes, owners
             wholes = [i for i in wholes if i != longest]
             self.splits.append(longest)
+            name = f"request {self._requests[longest].request_id}"
             self.reasons.append(
-                f"request {self.ids[longest]}: split, since whole it would leave the busiest rank "
-                f"with {ratio:.2f} of the mean attention work"
+                f"{name}: split, since whole it would leave the busiest rank with {ratio:.2f} of "
+                "the mean attention work"
             )
 
-    def _deal(self, wholes: list[int]) -> dict[int, int]:
-        """Each request to the rank with least to do, in descending order of work."""
+    def _deal(self, counts: IntArray, cached: IntArray) -> IntArray:
+        """Owner of each whole request: the rank with least to do, in descending order of work."""
+        keys = counts * cached + counts * (counts + 1) // 2  # `row_keys` of all rows
+        flops = counts * self.work.row_flops + keys * self.work.key_flops
         loads = [(self._split_flops(rank), rank) for rank in range(self.pcp_size)]
         heapify(loads)
-        owners: dict[int, int] = {}
-        flops = {i: self._flops(i, 0, self.lengths[i][0]) for i in wholes}
-        for index in sorted(wholes, key=lambda i: (-flops[i], i)):
+        order = np.argsort(-flops, kind="stable")
+        dealt = []
+        for more in flops[order].tolist():
             load, owner = loads[0]
-            owners[index] = owner
-            heapreplace(loads, (load + flops[index], owner))
+            dealt.append(owner)
+            heapreplace(loads, (load + more, owner))
+        owners = np.empty(len(order), dtype=np.int64)
+        owners[order] = dealt
         return owners
 
     def _flops(self, index: int, start: int, end: int) -> float:
@@ -201,21 +222,22 @@ class _Placer:
         mirror = 2 * self.pcp_size - 1 - rank
         return [(cuts[rank], cuts[rank + 1]), (cuts[mirror], cuts[mirror + 1])]
 
-    def _imbalance(self, owners: dict[int, int]) -> tuple[float, float]:
+    def _imbalance(self, counts: IntArray, owners: IntArray) -> tuple[float, float]:
         """Attention work of the busiest rank over the mean, and how much is fine.
 
         Context counts for no one: shards of keys spread its work whoever holds the rows.
+
+        Args:
+            counts: rows of each whole request.
+            owners: rank of each.
         """
-        rows, keys = [0] * self.pcp_size, [0] * self.pcp_size
-        for index, owner in owners.items():
-            num_rows = self.lengths[index][0]
-            rows[owner] += num_rows
-            keys[owner] += num_rows * (num_rows + 1) // 2
+        rows = np.bincount(owners, counts, self.pcp_size)
+        keys = np.bincount(owners, counts * (counts + 1) // 2, self.pcp_size)
         for index in self.splits:
             for rank in range(self.pcp_size):
                 for start, end in self._spans(index, rank):
                     rows[rank] += end - start
                     keys[rank] += row_keys(0, start, end)
-        mean_rows, mean_keys = sum(rows) / self.pcp_size, sum(keys) / self.pcp_size
+        mean_rows, mean_keys = float(rows.mean()), float(keys.mean())
         bound = next((most for above, most in BALANCE if mean_rows > above), float("inf"))
-        return (max(keys) / mean_keys if mean_keys else 1.0), bound
+        return (float(keys.max()) / mean_keys if mean_keys else 1.0), bound

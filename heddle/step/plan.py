@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 import msgspec
 
@@ -19,7 +20,6 @@ from heddle.errors import LayoutMismatch
 from heddle.layout.rows import RowClass, RowLayout, create_row_layout
 from heddle.step.batch import GlobalBatch
 from heddle.step.class_plan import GroupPlan
-from heddle.step.coverage import expected_coverage
 from heddle.step.group_plan import plan_groups
 from heddle.step.logits import LogitsPlan, plan_logits
 from heddle.step.topology import Topology
@@ -36,8 +36,6 @@ class StepPlan:
     logits: LogitsPlan
     reasons: tuple[str, ...]
     """Why rows were placed and exchanges chosen as they were."""
-    coverage: tuple[int, ...]
-    """Per cache group: sum that the KV writes of each store copy must add up to."""
     digest: int
     """BLAKE2b-64 of the batch and of every choice above."""
 
@@ -67,9 +65,6 @@ def plan(batch: GlobalBatch, topology: Topology) -> StepPlan:
         groups=groups,
         logits=logits,
         reasons=(*placed.reasons, *_group_reasons(groups)),
-        coverage=tuple(
-            expected_coverage(batch, topology, group) for group in range(len(topology.groups))
-        ),
         digest=_digest(batch, rows, groups, logits),
     )
 
@@ -120,8 +115,7 @@ def _digest(
     """
     hasher = hashlib.blake2b(digest_size=8)
     hasher.update(msgspec.msgpack.encode(batch))
-    hasher.update(rows.gather.tobytes())
-    hasher.update(rows.restore.tobytes())
+    hasher.update(_rows_digest(rows))
     hasher.update(logits.order.tobytes())
     choices = [
         (
@@ -139,3 +133,12 @@ def _digest(
     ]
     hasher.update(msgspec.msgpack.encode((rows.classes, choices)))
     return int.from_bytes(hasher.digest(), "little")
+
+
+@lru_cache(maxsize=16)
+def _rows_digest(rows: RowLayout) -> bytes:
+    """Of the index arrays; a run of decode steps has one frozen layout (`create_row_layout`)."""
+    hasher = hashlib.blake2b(digest_size=16)
+    hasher.update(rows.gather.tobytes())
+    hasher.update(rows.restore.tobytes())
+    return hasher.digest()

@@ -59,6 +59,34 @@ class Ranges:
         return int(self.first[some].min()), int(self.end[some].max())
 
 
+class RangesByRun:
+    """Ranges of rows that are asked for run by run; most runs are one row, whose range is the hull.
+
+    Example:
+        >>> ranges = Ranges(np.array([3, 0]), np.array([7, 5]))
+        >>> start, end, part = RangesByRun(ranges).of(slice(0, 1))
+        >>> start, end, part.first.tolist(), part.end.tolist()
+        (3, 7, [0], [4])
+    """
+
+    def __init__(self, ranges: Ranges) -> None:
+        self._ranges = ranges
+        self._zeros = np.zeros_like(ranges.first)
+        self._lengths = ranges.end - ranges.first
+
+    def of(self, rows: slice) -> tuple[int, int, Ranges]:
+        """The hull [start, end) of some rows, and their ranges counted from `start`.
+
+        Where all of them are empty, `start >= end`.
+        """
+        if rows.stop - rows.start == 1:
+            start, end = self._ranges.first[rows.start], self._ranges.end[rows.start]
+            return int(start), int(end), Ranges(self._zeros[rows], self._lengths[rows])
+        met = self._ranges[rows]
+        start, end = met.hull()
+        return start, end, met.clipped(start, end)
+
+
 @dataclass(frozen=True, slots=True)
 class LocalRange:
     """Local indices [start, end) of one sequence on this rank, by its block table."""

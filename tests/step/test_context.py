@@ -9,7 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from heddle.layout.kv import KVLayout
-from heddle.step.context import ContextChunk, ContextPiece, ContextSpans, plan_context_chunks
+from heddle.step.context import (
+    ContextChunk,
+    ContextPiece,
+    ContextSpans,
+    measure_context_chunks,
+    plan_context_chunks,
+)
 
 
 class Span(NamedTuple):
@@ -19,11 +25,14 @@ class Span(NamedTuple):
     layout: KVLayout
 
 
-def chunks_of(spans: list[Span], workspace: int) -> tuple[ContextChunk, ...]:
+def columns_of(spans: list[Span]) -> ContextSpans:
     layout = spans[0].layout if spans else KVLayout(1, 1, 1)
     columns = [(span.request, span.start, span.end, span.layout.start_rank) for span in spans]
-    first = dataclasses.replace(layout, start_rank=0)
-    return plan_context_chunks(ContextSpans.of(first, columns), workspace)
+    return ContextSpans.of(dataclasses.replace(layout, start_rank=0), columns)
+
+
+def chunks_of(spans: list[Span], workspace: int) -> tuple[ContextChunk, ...]:
+    return plan_context_chunks(columns_of(spans), workspace)
 
 
 @st.composite
@@ -56,6 +65,20 @@ def test_pieces_tile_every_span_once_in_order(
         for t in range(span.start // span.layout.round_size * span.layout.round_size, span.end)
     ]
     assert all(piece.start < piece.end for piece in pieces)
+
+
+@given(cases())
+def test_a_price_is_of_the_chunks_that_would_be_planned(case: tuple[list[Span], int]) -> None:
+    contexts, workspace = case
+    alike = [
+        span._replace(layout=dataclasses.replace(span.layout, start_rank=0)) for span in contexts
+    ]
+    for spans in (contexts, alike):
+        measured = measure_context_chunks(columns_of(spans), workspace)
+        planned = chunks_of(spans, workspace)
+        assert [chunk.padded_local_rows for chunk in measured] == [
+            chunk.padded_local_rows for chunk in planned
+        ]
 
 
 @given(cases())

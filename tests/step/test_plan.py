@@ -14,6 +14,7 @@ from heddle.config.visibility import FULL, Visibility
 from heddle.errors import LayoutMismatch
 from heddle.layout.rows import RowClass, RowRequest
 from heddle.step.batch import GlobalBatch
+from heddle.step.coverage import expected_coverage
 from heddle.step.packed import pack_table
 from heddle.step.placement import Placed
 from heddle.step.plan import plan
@@ -127,9 +128,10 @@ def test_keys_that_a_window_hides_are_not_met() -> None:
 
 def test_an_idle_replica_has_an_empty_plan() -> None:
     topology = make_topology((2, 2, 4))
-    step_plan = plan(GlobalBatch(epoch=0, step=3, requests=()), topology)
+    batch = GlobalBatch(epoch=0, step=3, requests=())
+    step_plan = plan(batch, topology)
     assert step_plan.rows.num_local_rows == step_plan.logits.num_rows == 0
-    assert step_plan.coverage == (0,)
+    assert expected_coverage(batch, topology) == (0,)
 
 
 def test_groups_that_choose_alike_say_so_once() -> None:

@@ -28,7 +28,7 @@ from heddle.config.speculative import SpeculativeConfig
 from heddle.runner.logprobs import prompt_logprobs
 from heddle.runner.sampler import sample
 from heddle.step.batch import GlobalBatch, RankReply, SampledToken, ScheduledRequest
-from heddle.step.plan import plan
+from heddle.step.coverage import expected_coverage
 from heddle.step.topology import Topology
 
 VOCAB_SIZE = 64
@@ -170,7 +170,7 @@ class FakeExecutor:
         self.collected.append((replica, batch.step))
         self._edit(batch, replica)
         sampled = [found for r in batch.requests for found in self._run(r, replica)]
-        coverage = plan(batch, self._topology).coverage
+        coverage = expected_coverage(batch, self._topology)
         mesh = self._topology.mesh
         first_ranks = {members[0] for members in mesh.groups("dcp")}
         ranks = mesh.ranks_of_replica(replica)
