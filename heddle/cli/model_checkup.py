@@ -27,7 +27,7 @@ from heddle.models.gguf_header import read_gguf_header
 from heddle.models.weights.open import open_weights
 from heddle.models.weights.source import WeightSource
 from heddle.models.weights.stored import StoredWeights, describe_stored
-from heddle.runner.weigh import distinct_ranks, weigh_rank
+from heddle.runner.weigh import distinct_ranks, process_bytes, weigh_rank
 from heddle.step.topology import Topology
 
 T = TypeVar("T")
@@ -110,12 +110,11 @@ def _way(model: ModelConfig) -> str:
 
 def _memory(resolved: ResolvedConfig, source: WeightSource) -> list[dict[str, Any]]:
     """A row for ranks that hold alike parts."""
+    base = process_bytes(resolved)
     found = [
         (ranks, weigh_rank(resolved, first, source))
         for first, ranks in distinct_ranks(resolved).items()
     ]
-    # This process has the interpreter and the libraries of a rank by now, and nothing of a model.
-    base = int(psutil.Process().memory_info().rss)
     return [
         {
             "ranks": ranks,
@@ -123,19 +122,28 @@ def _memory(resolved: ResolvedConfig, source: WeightSource) -> list[dict[str, An
             "weights_bytes": held.weights,
             "kv_pool_bytes": held.cache,
             "states_bytes": held.states,
-            "total_bytes": base + held.weights + held.cache + held.states,
+            "exchange_bytes": held.exchange,
+            "own_exchange_bytes": held.own_exchange,
+            "activations_bytes": held.activations,
+            "total_bytes": base + held.total,
         }
         for ranks, held in found
     ]
 
 
 def _needed_bytes(memory: list[dict[str, Any]], executor: str) -> int:
-    """All ranks together; as threads they share one process."""
-    needed = sum(len(row["ranks"]) * int(row["total_bytes"]) for row in memory)
+    """All ranks together: boxes that many of them map count once, and ranks that are threads share
+    one process.
+    """
+    needed = sum(len(row["ranks"]) * _unshared_bytes(row) for row in memory)
     if executor == "threads":
         num_ranks = sum(len(row["ranks"]) for row in memory)
         needed -= (num_ranks - 1) * int(memory[0]["process_bytes"])
     return needed
+
+
+def _unshared_bytes(row: dict[str, Any]) -> int:
+    return int(row["total_bytes"] - row["exchange_bytes"] + row["own_exchange_bytes"])
 
 
 def _architecture(path: Path, model: ModelConfig | None) -> str | None:

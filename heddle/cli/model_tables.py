@@ -68,13 +68,14 @@ def _checkpoint(stored: dict[str, Any]) -> list[list[Cell]]:
 
 def _memory(memory: list[dict[str, Any]]) -> Table:
     """One row for all ranks that need the same."""
-    keys = ("process_bytes", "weights_bytes", "kv_pool_bytes", "states_bytes", "total_bytes")
+    parts = ("process", "weights", "kv_pool", "states", "exchange", "activations", "total")
+    keys = [f"{part}_bytes" for part in parts]
     ranks_of: dict[tuple[int, ...], list[int]] = {}
     for row in memory:
         ranks_of.setdefault(tuple(row[key] for key in keys), []).extend(row["ranks"])
     return Table(
         title="memory of a rank",
-        columns=["ranks", "process", "weights", "KV pool", "states", "in all"],
+        columns=["ranks", "process", "weights", "KV pool", "states", "exchange", "step", "in all"],
         rows=[
             [runs_text(sorted(ranks)), *(quantity("bytes", size) for size in sizes)]
             for sizes, ranks in ranks_of.items()

@@ -45,6 +45,12 @@ class AddRMSNormKernel(Protocol):
     ) -> torch.Tensor: ...
 
 
+class AddKernel(Protocol):
+    """See `heddle.kernels.rms_norm.reference.add`."""
+
+    def __call__(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor: ...  # noqa: D102
+
+
 class SiluMulKernel(Protocol):
     """See `heddle.kernels.silu_mul.reference.silu_mul`."""
 
@@ -104,6 +110,7 @@ class Kernels:
     linear: LinearKernel
     rms_norm: RMSNormKernel
     add_rms_norm: AddRMSNormKernel
+    add: AddKernel
     silu_mul: SiluMulKernel
     rotate: RotateKernel
     row_encode: RowEncodeKernel
@@ -117,6 +124,7 @@ _OPERATIONS = {
     "linear": ("linear", "linear"),
     "rms_norm": ("rms_norm", "rms_norm"),
     "add_rms_norm": ("rms_norm", "add_rms_norm"),
+    "add": ("rms_norm", "add"),
     "silu_mul": ("silu_mul", "silu_mul"),
     "rotate": ("rotate", "rotate"),
     "row_encode": ("row_encode", "encode"),

@@ -14,13 +14,15 @@ behind it is told by its name being given.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 import torch
 
 from heddle.attention.base import StepOps
 from heddle.config.model import RopeConfig
+from heddle.kernels.registry import Kernels, create_kernels
 from heddle.models.base import BuildContext, RowInputs
 from heddle.models.layers.embedding import VocabularyShard, load_vocabulary
 from heddle.models.layers.norm import RMSNorm
@@ -66,6 +68,7 @@ class ResidualLayer:
     feed_forward_post_norm: RMSNorm | None = None
     attention_factor: float = 1.0
     feed_forward_factor: float = 1.0
+    kernels: Kernels = field(default_factory=partial(create_kernels, "torch"), repr=False)
 
     def __call__(
         self, hidden: torch.Tensor, rotation: Turn, ops: StepOps, shard: Shard
@@ -73,29 +76,28 @@ class ResidualLayer:
         """`[M, E]` -> `[M, E]`."""
         mixed = shard.sum(self.attention(_normed(hidden, self.attention_norm), rotation, ops))
         mixed = _normed(mixed, self.attention_post_norm)
-        hidden, normed = _added_normed(mixed, self.attention_factor, hidden, self.feed_forward_norm)
+        hidden, normed = self._added_normed(mixed, hidden)
         mixed = shard.sum(self.feed_forward(normed, ops))
         mixed = _normed(mixed, self.feed_forward_post_norm)
-        return _added(mixed, self.feed_forward_factor, hidden)
+        return self._added(mixed, self.feed_forward_factor, hidden)
+
+    def _added(self, mixed: torch.Tensor, factor: float, hidden: torch.Tensor) -> torch.Tensor:
+        # A sum or a norm is a fresh tensor of this rank, so it is changed in place.
+        return self.kernels.add(mixed if factor == 1.0 else mixed.mul_(factor), hidden)
+
+    def _added_normed(
+        self, mixed: torch.Tensor, hidden: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """What attention adds to, and the norm of it."""
+        factor, norm = self.attention_factor, self.feed_forward_norm
+        if norm is None or factor != 1.0:
+            hidden = self._added(mixed, factor, hidden)
+            return hidden, _normed(hidden, norm)
+        return mixed, norm.of_sum(mixed, hidden)
 
 
 def _normed(x: torch.Tensor, norm: RMSNorm | None) -> torch.Tensor:
     return x if norm is None else norm(x)
-
-
-def _added(mixed: torch.Tensor, factor: float, hidden: torch.Tensor) -> torch.Tensor:
-    # A sum or a norm is a fresh tensor of this rank, so it is changed in place.
-    return (mixed if factor == 1.0 else mixed.mul_(factor)).add_(hidden)
-
-
-def _added_normed(
-    mixed: torch.Tensor, factor: float, hidden: torch.Tensor, norm: RMSNorm | None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The sum, and the norm of it."""
-    if norm is None or factor != 1.0:
-        hidden = _added(mixed, factor, hidden)
-        return hidden, _normed(hidden, norm)
-    return mixed, norm.of_sum(mixed, hidden)
 
 
 class Decoder:
@@ -242,6 +244,7 @@ def load_decoder(
             feed_forward_post_norm=load_part_norm(part.feed_forward_post_norm),
             attention_factor=factors.attention.block,
             feed_forward_factor=factors.feed_forward.block,
+            kernels=context.loader.kernels,
         )
 
     return load_layers(

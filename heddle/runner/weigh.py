@@ -1,8 +1,10 @@
 """What a rank would hold, to the byte, before anything is loaded.
 
 The rank is built as it would run, on torch's `meta` device: tensors have shapes and no memory, and
-slices of the checkpoint are answered from its headers. So nothing is estimated, and a checkpoint
-that lacks a tensor, or has one of another shape, is refused here as it would be later.
+slices of the checkpoint are answered from its headers. So nothing of that is estimated, and a
+checkpoint that lacks a tensor, or has one of another shape, is refused here as it would be later.
+What a step takes on top follows from its rows and their widths (`step_memory`); interpreter and
+libraries are measured, in this process.
 """
 
 from __future__ import annotations
@@ -11,12 +13,16 @@ import gc
 from dataclasses import dataclass
 from types import FunctionType, ModuleType
 
+import psutil
 import torch
 
+from heddle.attention.backends import create_backend
 from heddle.comm.threads import ThreadGroup
 from heddle.config.engine import ResolvedConfig
+from heddle.kernels.registry import create_kernels
 from heddle.models.weights.memory import META, HeaderSource
 from heddle.models.weights.source import WeightSource
+from heddle.runner.step_memory import StepMemory
 from heddle.runner.worker import RankWorker
 from heddle.step.topology import Topology
 
@@ -31,6 +37,28 @@ class RankBytes:
     """The KV pool."""
     states: int
     """The pool of recurrent states."""
+    exchange: int
+    """Shared memory that it maps, its peers' boxes included."""
+    own_exchange: int
+    """The part of that which is its own; over ranks these add up to what the host spends."""
+    activations: int
+    """Of the largest step."""
+
+    @property
+    def total(self) -> int:
+        """Resident size of the rank without interpreter and libraries."""
+        return self.weights + self.cache + self.states + self.exchange + self.activations
+
+
+def process_bytes(resolved: ResolvedConfig) -> int:
+    """Resident size of this process once it has what a rank runs: interpreter, torch, kernels.
+
+    To be asked before anything of a model is made. Pages of libraries count as far as this process
+    has touched them; a rank that is forked from a warm launcher maps some of them later, or never.
+    """
+    create_kernels(resolved.kernels, resolved.num_threads)
+    create_backend(resolved.backend, resolved.num_threads)
+    return int(psutil.Process().memory_info().rss)
 
 
 def weigh_rank(resolved: ResolvedConfig, global_rank: int, source: WeightSource) -> RankBytes:
@@ -46,10 +74,15 @@ def weigh_rank(resolved: ResolvedConfig, global_rank: int, source: WeightSource)
     """
     world = ThreadGroup(resolved.parallel.world_size).world(global_rank)
     worker = RankWorker(resolved, global_rank, world, source=HeaderSource(source), device=META)
+    step = StepMemory(resolved, worker.topology, global_rank)
+    exchange, own_exchange = step.exchange_bytes
     return RankBytes(
         weights=held_bytes(worker.model),
         cache=held_bytes(worker.store),
         states=held_bytes(worker.states),
+        exchange=exchange,
+        own_exchange=own_exchange,
+        activations=step.activation_bytes,
     )
 
 

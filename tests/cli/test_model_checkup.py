@@ -49,11 +49,13 @@ def test_a_sound_model_runs_and_nothing_is_missing(tiny_folder: Path) -> None:
     assert document["checkpoint"]["type_bytes"] == {"F32": sum(x.nbytes for x in tensors.values())}
     (row,) = document["memory"]
     assert row["ranks"] == [0, 1]
-    parts = ("process_bytes", "weights_bytes", "kv_pool_bytes", "states_bytes")
-    assert row["total_bytes"] == sum(row[part] for part in parts)
+    parts = ("process", "weights", "kv_pool", "states", "exchange", "activations")
+    assert row["total_bytes"] == sum(row[f"{part}_bytes"] for part in parts)
     assert 50 << 20 < row["process_bytes"] <= psutil.Process().memory_info().rss + (50 << 20)
     assert 0.9 * POOL < row["kv_pool_bytes"] <= POOL
-    assert document["needed_bytes"] == 2 * row["total_bytes"]
+    # Each of the two ranks maps the boxes of both.
+    assert row["exchange_bytes"] == 2 * row["own_exchange_bytes"] > 0
+    assert document["needed_bytes"] == 2 * (row["total_bytes"] - row["own_exchange_bytes"])
     assert document["free_memory_bytes"] > POOL
     json.dumps(document, allow_nan=False)
 
@@ -62,6 +64,7 @@ def test_ranks_that_are_threads_share_one_process(tiny_folder: Path) -> None:
     document = examine(tiny_folder, prefill_context_parallel_size=2, executor="threads")
     (row,) = document["memory"]
     shared = row["process_bytes"]
+    assert row["exchange_bytes"] == row["own_exchange_bytes"] == 0
     assert document["needed_bytes"] == 2 * (row["total_bytes"] - shared) + shared
 
 

@@ -15,7 +15,10 @@ def memory_row(ranks: list[int], weights: int) -> dict[str, Any]:
         "weights_bytes": weights,
         "kv_pool_bytes": 1 << 30,
         "states_bytes": 0,
-        "total_bytes": (200 << 20) + weights + (1 << 30),
+        "exchange_bytes": 12 << 20,
+        "own_exchange_bytes": 6 << 20,
+        "activations_bytes": 20 << 20,
+        "total_bytes": (232 << 20) + weights + (1 << 30),
     }
 
 
@@ -67,10 +70,11 @@ def test_every_fact_is_shown_with_its_unit() -> None:
 
 def test_ranks_that_need_the_same_share_a_row() -> None:
     _, memory = tables(DOCUMENT)
-    assert [row[:3] for row in memory.rows] == [
-        ["0 2-3", "200 MiB", "3 MiB"],
-        ["1 4", "200 MiB", "7 MiB"],
+    assert memory.rows == [
+        ["0 2-3", "200 MiB", "3 MiB", "1 GiB", "0 B", "12 MiB", "20 MiB", "1.229 GiB"],
+        ["1 4", "200 MiB", "7 MiB", "1 GiB", "0 B", "12 MiB", "20 MiB", "1.233 GiB"],
     ]
+    assert len(memory.columns) == len(memory.rows[0])
 
 
 def test_what_is_not_known_has_no_row() -> None:

@@ -1,10 +1,12 @@
-"""No tensor outlives the decode step that made it."""
+"""Nothing outlives the decode step that made it: no tensor, no object, no page."""
 
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Iterator
 
+import psutil
 import pytest
 import torch
 
@@ -14,7 +16,11 @@ from heddle.engine.llm import LLM
 from tests.support.tiny import build_tiny
 
 WARM_STEPS = 256
-"""Steps until every cache, deque and allocator is full."""
+"""Steps until every cache and deque is full: the latest records are what is kept longest."""
+SETTLED_STEPS = 1000
+"""Steps until the small blocks that torch and numpy keep for their calls have settled as well."""
+PAGES_BYTES = 1 << 20
+"""What an allocator may still take, once settled."""
 
 
 @pytest.fixture(scope="module")
@@ -26,6 +32,7 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
         kv_cache_memory_bytes=4 << 20,
         attention_backend="torch",
         kernels="torch",
+        enable_prefix_caching=False,  # its entries grow until the pool is full
     ) as llm:
         yield llm
 
@@ -66,3 +73,39 @@ def test_nothing_of_a_decode_step_is_kept(llm: LLM, num_steps: int, answer: int)
     count = decode(llm, num_steps, answer)
     assert live_tensors() == tensors
     assert count >= num_steps
+
+
+def held() -> tuple[int, int]:
+    """Blocks of the interpreter's allocator, and resident bytes of the process."""
+    gc.collect()
+    return sys.getallocatedblocks(), int(psutil.Process().memory_info().rss)
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "answer"),
+    [(150, 50), pytest.param(2000, 400, marks=pytest.mark.slow)],
+    ids=["150 steps", "2000 steps"],
+)
+def test_memory_does_not_grow_with_decode_steps(llm: LLM, num_steps: int, answer: int) -> None:
+    """Half a block a step is less than any object that a step could leave behind."""
+    decode(llm, SETTLED_STEPS, answer)
+    blocks, resident = held()
+    count = decode(llm, num_steps, answer)
+    blocks_after, resident_after = held()
+    assert count >= num_steps
+    assert blocks_after - blocks < num_steps // 2
+    assert resident_after - resident < PAGES_BYTES
+
+
+def test_one_object_a_step_would_be_seen(llm: LLM) -> None:
+    decode(llm, SETTLED_STEPS, 50)
+    kept = []
+    step = llm.driver.step
+    blocks, _ = held()
+    params = SamplingParams(temperature=0.0, max_tokens=150, ignore_eos=True)
+    llm.driver.add(PromptInput(token_ids=(5, 6, 7)), params)
+    while llm.driver.has_work:
+        step()
+        kept.append(f"step {len(kept)}")
+    assert len(kept) >= 150
+    assert held()[0] - blocks >= len(kept) // 2

@@ -71,6 +71,11 @@ class Recording(TorchDispatchMode):
         self._memory: list[torch.Tensor] = []
         self._output: torch.Tensor | None = None
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Else entering the mode loads torch's compiler, 150 MB of it."""
+        return False
+
     def record(self, compute: Callable[[], torch.Tensor]) -> torch.Tensor:
         """Compute, and note."""
         with self, watched_by(self.note_launch), _entered(self):

@@ -56,6 +56,14 @@ def _scale(x, weight, out, n, factor):
 
 
 @entry
+def _sum(address):
+    """Words: x, residual, elements."""
+    w = given(address, 3)
+    first, end = share(w[2], thread_index(), num_threads())
+    _add(w[0] + 4 * first, w[1] + 4 * first, end - first)
+
+
+@entry
 def _normalize(address):
     """Words: x, residual or 0, weight, its rows, out, rows, n, eps."""
     w = given(address, 8)
@@ -91,6 +99,15 @@ def add_rms_norm(
     if not (_fits(x, weight) and is_plain(residual) and residual.shape == x.shape):
         return reference.add_rms_norm(x, residual, weight, eps)
     return _run(x, residual.data_ptr(), weight, eps, num_threads)
+
+
+def add(x: torch.Tensor, residual: torch.Tensor, *, num_threads: int = 1) -> torch.Tensor:
+    """See `reference.add`."""
+    if not (is_plain(x) and is_plain(residual) and residual.shape == x.shape):
+        return reference.add(x, residual)
+    size = x.numel()
+    call(_sum, (x.data_ptr(), residual.data_ptr(), size), size, num_threads)
+    return x
 
 
 def _fits(x: torch.Tensor, weight: torch.Tensor) -> bool:

@@ -2,6 +2,7 @@
 
     rms_norm      x / sqrt(mean(x^2) + eps) * weight
     add_rms_norm  x += residual, then the same
+    add           x += residual
 
 Legend: `n` elements of a row.
 """
@@ -35,6 +36,11 @@ def add_rms_norm(
 ) -> torch.Tensor:
     """Add a residual to rows in place, and return the norm of the sum; shapes as in `rms_norm`."""
     return rms_norm(x.add_(residual), weight, eps)
+
+
+def add(x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+    """Add a residual to rows of the same shape and dtype, in place; the rows."""
+    return x.add_(residual)
 
 
 def plain_norm(x: torch.Tensor, eps: float) -> torch.Tensor:

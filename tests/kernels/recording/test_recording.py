@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -152,3 +154,15 @@ def test_a_function_that_is_one_call_is_called_again():
     assert recording.refusal is None
     assert calls == [[2.0], [5.0]]
     assert doubled(torch.tensor([3.0])).tolist() == [6.0], "outside it is what it was"
+
+
+def test_recording_does_not_load_the_compiler_of_torch():
+    code = (
+        "import sys, torch\n"
+        "from heddle.kernels.recording.recording import Recording\n"
+        "x = torch.ones(3)\n"
+        "Recording([x], 1).record(lambda: torch.cat((x, x)))\n"
+        "print([name for name in ('torch._dynamo', 'torch._inductor') if name in sys.modules])"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout == "[]\n"

@@ -29,6 +29,17 @@ def test_equals_the_reference(shape, is_per_head, scale, seed):
     assert torch.equal(x, total)
 
 
+@given(SHAPES, st.integers(1, 3), st.booleans(), st.integers(0, 99))
+@settings(max_examples=25)
+def test_a_sum_is_made_in_place(shape, num_threads, is_wide, seed):
+    x, residual = randn(*shape, seed=seed), randn(*shape, seed=seed + 1)
+    if is_wide:
+        x, residual = x.double(), residual.double()
+    expected = x + residual
+    assert numba_cpu.add(x, residual, num_threads=num_threads) is x
+    assert torch.equal(x, expected)
+
+
 def test_threads_do_not_change_a_bit():
     x, weight = randn(300, 576, seed=1), randn(576, seed=2)
     one = numba_cpu.rms_norm(x, weight, EPS)
