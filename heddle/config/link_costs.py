@@ -21,6 +21,8 @@ class LinkCosts:
     """Multiply and add operations a second of one rank, in matrix products."""
     memory: float = 1e10
     """Bytes read a second by one rank."""
+    request: float = 2e-4
+    """Seconds in one layer for a request whose rows are no copies: it is attended to by itself."""
 
 
 SHARED_MEMORY_COSTS = LinkCosts(alpha=1.5e-5, beta=2.5e9)

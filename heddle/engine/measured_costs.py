@@ -35,6 +35,8 @@ class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     beta: float
     flops: float
     memory: float
+    request: float = LinkCosts().request
+    """Not measured; files of before do not hold it."""
 
 
 class Chosen(NamedTuple):

@@ -5,7 +5,8 @@
     decode rows         WHOLE on the least loaded rank, or COPY
 
 A prompt is short while cutting it would save less time than the gather of its new KV takes. WHOLE
-saves dense work that every rank would repeat, and pays with calls; the cheaper of both is taken,
+saves dense work that every rank would repeat, and pays with calls and with attention that meets one
+request at a time; the cheaper of both is taken,
 for prompts and for decode rows apart. Then whole prompts are cut after all while the busiest rank
 has clearly more attention work than the mean.
 
@@ -154,6 +155,7 @@ class _Placer:
         paid = self._gather_seconds(count, is_extra_call=not (self.splits or is_shared))
         if any(self.lengths[i][1] for i in members):
             paid += self.costs.alpha  # their queries travel over PCP, and some results come back
+        paid += -(-len(members) // self.pcp_size) * self.costs.request
         is_whole = saved > paid
         self.reasons.append(
             f"{name}: {'whole' if is_whole else 'copy'}, {count} rows dealt out save "

@@ -18,7 +18,7 @@ from heddle.step.placement import Placed, place_rows
 from heddle.step.topology import Topology
 from tests.support.batches import make_batch, make_topology
 
-NO_COMM = LinkCosts(alpha=0.0, beta=1e18)
+NO_COMM = LinkCosts(alpha=0.0, beta=1e18, request=0.0)
 DEAR_COMM = LinkCosts(alpha=1.0, beta=1.0)
 
 
@@ -64,6 +64,15 @@ def test_where_sending_is_free_decodes_are_dealt_out_once_arithmetic_bounds_them
     assert set(classes(many)) == {RowClass.WHOLE}
     owners = [row.owner for row in many.rows]
     assert [owners.count(rank) for rank in range(4)] == [2 * bound] * 4
+
+
+def test_what_a_request_costs_by_itself_may_outweigh_the_arithmetic_it_saves() -> None:
+    """64 decodes dealt to 2 ranks are 32 attentions of one request, beside half of the products."""
+    lengths = [(50, 1)] * 64
+    saved = 1e-6 * int(placed(2, lengths).reasons[0].split(" save ")[1].split()[0])
+    for request, wanted in ((saved / 40, RowClass.WHOLE), (saved / 25, RowClass.COPY)):
+        costs = dataclasses.replace(NO_COMM, request=request)
+        assert set(classes(placed(2, lengths, costs))) == {wanted}
 
 
 @pytest.mark.parametrize("setting", ["copy", "whole"])

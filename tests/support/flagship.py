@@ -44,10 +44,10 @@ from heddle.scheduler.scheduler import Scheduler
 
 NUM_TOKENS = 7
 PRICES = {
-    "free": LinkCosts(alpha=0.0, beta=1e18),
+    "free": LinkCosts(alpha=0.0, beta=1e18, request=0.0),
     "dear": LinkCosts(alpha=1.0, beta=1.0),
     # About what gloo costs beside a layer of 50 million weights, scaled down to a tiny one.
-    "usual": LinkCosts(alpha=2e-8, beta=1e12),
+    "usual": LinkCosts(alpha=2e-8, beta=1e12, request=0.0),
 }
 """Tiny layers would never pay a real price, so every row would be copied."""
 
