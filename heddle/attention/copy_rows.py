@@ -87,7 +87,8 @@ class CopyRows:
             return None
         # How many sequences there are decides which kernel meets them.
         plans = tuple(tuple(len(plan.block_tables) for plan in rows.plans) for rows in self.paged)
-        return self.num_rows, self.is_sharded, getattr(self.exchange, "name", None), plans
+        exchange = None if self.exchange is None else self.exchange.name
+        return self.num_rows, self.is_sharded, exchange, plans
 
     def _views(self, part: CopyPart, lane: int) -> _Views:
         locate = self.resources.store.locate

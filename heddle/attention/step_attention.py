@@ -153,7 +153,7 @@ class GroupAttention:
         self.resources = resources
         self.num_copy = step.num_copy
         self.num_distributed = step.num_distributed
-        self.write = SlotWrite.of(group.slot_mapping)
+        self.write = SlotWrite.of(group.slot_mapping, resources.store.num_slots)
         self.new_order = torch.tensor(group.new_order)
         self.new_sends = None if group.new_sends is None else torch.tensor(group.new_sends)
         self.copy_rows = CopyRows(step, group, resources)

@@ -60,8 +60,20 @@ class SlotWrite:
     """None when every row is stored."""
 
     @classmethod
-    def of(cls, slot_mapping: npt.NDArray[np.int64]) -> SlotWrite:
-        """Split a slot mapping once per step; -1 marks rows that this rank does not store."""
+    def of(cls, slot_mapping: npt.NDArray[np.int64], num_slots: int) -> SlotWrite:
+        """Split a slot mapping once per step.
+
+        Args:
+            slot_mapping: `[R]`; -1 marks rows that this rank does not store.
+            num_slots: of the pool.
+
+        Raises:
+            IndexError: a slot lies outside the pool; compiled writes look no more.
+        """
+        if len(slot_mapping) and not -1 <= slot_mapping.min() <= slot_mapping.max() < num_slots:
+            raise IndexError(
+                f"slots {slot_mapping.min()} to {slot_mapping.max()} are not in [-1, {num_slots})"
+            )
         rows = np.flatnonzero(slot_mapping != PAD_SLOT_ID)
         whole = len(rows) == len(slot_mapping)
         mapping = torch.tensor(slot_mapping)
@@ -102,11 +114,17 @@ class KVStore:
         self.codec = codec
         self._tensor_of_layer = dict(tensor_of_layer)
         num_tensors = max(self._tensor_of_layer.values(), default=-1) + 1
-        shape = (num_blocks * block_size, num_heads, codec.width)
+        self._num_slots = num_blocks * block_size
+        shape = (self._num_slots, num_heads, codec.width)
         # Never touched pages stay uncommitted, so a large pool costs only what is written.
         self.tensors = [
             torch.empty(shape, dtype=codec.element, device=device) for _ in range(num_tensors)
         ]
+
+    @property
+    def num_slots(self) -> int:
+        """Of every layer."""
+        return self._num_slots
 
     def layer(self, layer: int) -> torch.Tensor:
         """`[slots, Ks, W']`: the tensor in which a layer's rows lie."""

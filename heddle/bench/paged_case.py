@@ -241,7 +241,7 @@ class PagedCase:
         rows = self.inputs.rows.flatten(0, 1).to(worker.dtype)
         encoded = worker.store.codec.encode(rows)
         for layer in range(self.size.num_layers):
-            worker.store.write(layer, SlotWrite.of(slots), encoded)
+            worker.store.write(layer, SlotWrite.of(slots, worker.store.num_slots), encoded)
 
 
 def _random_tables(size: CaseSize, virtual_block_size: int) -> IntArray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -55,12 +56,18 @@ def test_only_rows_with_a_slot_are_written(slots: list[int]) -> None:
     store = make_store()
     store.tensors[0].fill_(-7)
     rows = torch.arange(len(slots) * 6, dtype=torch.float32).reshape(len(slots), 2, 3)
-    store.write(0, SlotWrite.of(np.array(slots, dtype=np.int64)), rows)
+    store.write(0, SlotWrite.of(np.array(slots, dtype=np.int64), store.num_slots), rows)
     expected = torch.full((12 * BLOCK, 2, 3), -7.0)
     for row, slot in enumerate(slots):
         if slot >= 0:
             expected[slot] = rows[row]
     assert torch.equal(store.tensors[0], expected)
+
+
+@pytest.mark.parametrize("slots", [[0, 12 * BLOCK], [-2, 3]])
+def test_a_slot_outside_the_pool_is_refused_before_anything_is_written(slots: list[int]) -> None:
+    with pytest.raises(IndexError, match=rf"slots {min(slots)} to {max(slots)} are not in"):
+        SlotWrite.of(np.array(slots), make_store().num_slots)
 
 
 @given(st.integers(1, 4), st.sampled_from([1, 2, 4]), st.integers(0, 3), st.data())

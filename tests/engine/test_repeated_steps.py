@@ -58,7 +58,7 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("model", ["llama-6-2", "qwen3", "gemma2"])
+@pytest.mark.parametrize("model", ["llama-6-2", "qwen3", "gemma2", "phi3-window"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_bits_are_those_of_an_eager_engine(
     tmp_path: Path, repeats: Callable[[], int], model: str, layout: str
@@ -86,3 +86,12 @@ def test_when_blocks_run_out_and_threads_share(tmp_path: Path, repeats: Callable
     settings = {"num_gpu_blocks_override": 24, "num_threads": 2}
     assert answers(path, **settings) == answers(path, enforce_eager=True, **settings)
     assert repeats() > 8
+
+
+def test_with_drafts_and_over_rank_processes(tmp_path: Path) -> None:
+    """Several rows of a sequence; and collectives over shared memory."""
+    path = build_tiny(tmp_path, "llama-6-2")
+    drafts = {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}}
+    layout = {"prefill_context_parallel_size": 2, "decode_context_parallel_size": 2}
+    for settings in (drafts, {"executor": "processes", **layout}):
+        assert answers(path, **settings) == answers(path, enforce_eager=True, **settings)

@@ -147,7 +147,7 @@ def test_slots_of_far_blocks_are_whole_numbers(start: int, length: int, pages: i
         ((1 << 20) + pages - 1 - (start + i) // BLOCK) * BLOCK + (start + i) % BLOCK
         for i in (0, length - 1)
     ]
-    write = SlotWrite.of(np.array([-1, 1 << 50], dtype=np.int64))
+    write = SlotWrite.of(np.array([-1, 1 << 50], dtype=np.int64), 1 << 51)
     assert write.slots.tolist() == [1 << 50]
 
 

@@ -25,7 +25,7 @@ NUM_PLAN_WORDS = 10
     QUERY_ROW,  # bytes from row to row
     FACTOR,  # turns scores into powers of 2, or into what a soft cap takes
     ROWS,
-    GROUPS,  # see `plan.LaneGroups`
+    GROUPS,  # see `numba_cpu._Layout`
     NUM_GROUPS,
     HEADS,
     NUM_ROWS,

@@ -11,20 +11,23 @@ runs the notes. Memory that the pass has let go of is used again within it, as a
 and belongs to the recording from then on.
 
 What cannot be repeated is refused, and the pass counts for itself alone: Python has looked at
-numbers (`item`, `tolist`), has made a tensor of its own, or a shape depends on numbers. What a pass
-reads besides its inputs has to stay where it is: weights and caches do.
+numbers (`item`, `tolist`), has made a tensor of its own, or a shape depends on numbers. Memory that
+is taken over, as by `torch.frombuffer`, is not seen. What a pass reads besides its inputs has to
+stay where it is: weights and caches do.
 """
 
 from __future__ import annotations
 
 import threading
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from functools import partial, wraps
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from heddle.kernels.recording.sequence import LaunchSequence
 from heddle.kernels.threads import watched_by
@@ -39,6 +42,10 @@ _LOOKS = (
 """A tensor made from numbers of Python, what `tolist` and `numpy` begin with, and truths."""
 _ALLOCATIONS = ("aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty")
 _DEPENDS = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class Follower(Protocol):
@@ -69,6 +76,8 @@ class Recording(TorchDispatchMode):
         self._steps: list[Callable[[], None]] = []
         self._launches = LaunchSequence(num_threads)
         self._memory: list[torch.Tensor] = []
+        self._num_held: Counter[int] = Counter()
+        """Per storage, tensors that only notes hold."""
         self._output: torch.Tensor | None = None
 
     @classmethod
@@ -77,7 +86,8 @@ class Recording(TorchDispatchMode):
         return False
 
     def record(self, compute: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """Compute, and note."""
+        """Compute, and note; in inference mode, where every call of torch is seen."""
+        assert torch.is_inference_mode_enabled(), "else a look at numbers may go unseen"
         with self, watched_by(self.note_launch), _entered(self):
             self._output = compute()
         self._close_launches()
@@ -124,22 +134,11 @@ class Recording(TorchDispatchMode):
 
     def note_call(self, function: Callable[..., torch.Tensor], *given: Any) -> torch.Tensor:
         """Call a function of which only the result is noted."""
-        with (
-            torch.utils._python_dispatch._disable_current_modes(),
-            _entered(None),
-            watched_by(None),
-        ):
-            result = function(*given)
-        self._add_step(_Repeated(function, given, {}, result))
-        return result
+        with _disable_current_modes(), _entered(None), watched_by(None):
+            result: torch.Tensor = self._note(function, given, {}, function(*given))
+            return result
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: Any = (),
-        kwargs: Any = None,
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """One operation of torch."""
         given = kwargs or {}
         name = func._schema.name
@@ -148,23 +147,62 @@ class Recording(TorchDispatchMode):
         if name in _LOOKS or any(tag in func.tags for tag in _DEPENDS):
             self.refuse(f"{name} makes a pass depend on numbers")
         result = func(*args, **given)
-        if func._schema.is_mutable:
-            self._add_step(lambda: func(*args, **given))
-        elif not _is_view(result, (*args, *given.values())):
-            self._add_step(_Repeated(func, args, given, result))
+        if self.refusal is not None:
+            return result
+        is_view = _storages([result]) <= _storages((*args, *given.values()))
+        if not func._schema.is_mutable:
+            return result if is_view else self._note(func, args, given, result)
+        if not is_view:
+            self.refuse(f"{name} changes a tensor and returns another")
+        held, options = self._held(args), self._held(given)
+        self._add_step(lambda: func(*held, **options))
         return result
+
+    def _note(self, function: Callable[..., Any], args: Any, given: Any, result: Any) -> Any:
+        """Note a function whose results are fresh; they move to memory of the recording."""
+        kept = _mapped(self._moved, result)
+        held, options, targets = self._held(args), self._held(given), _tensors(self._held(kept))
+
+        def repeat() -> None:
+            for target, new in zip(targets, _tensors(function(*held, **options)), strict=True):
+                target.copy_(new)
+
+        self._add_step(repeat)
+        return kept
+
+    def _moved(self, tensor: torch.Tensor) -> torch.Tensor:
+        return self._allocate(torch.empty_like, (tensor,), {}).copy_(tensor)
+
+    def _held(self, values: Any) -> Any:
+        """The same memory by tensors of our own, which do not count as users of it: notes are run
+        in the order in which they were made.
+        """
+
+        def hold(tensor: torch.Tensor) -> torch.Tensor:
+            own = torch.ops.aten.alias.default(tensor)
+            self._num_held[own.untyped_storage()._cdata] += 1
+            return own
+
+        return _mapped(hold, values)
 
     def _allocate(self, func: Any, args: Any, given: Any) -> torch.Tensor:
         """Memory of the recording; what nobody refers to any longer is handed out again."""
-        with torch.utils._python_dispatch._disable_current_modes():
-            shape = func(*args, **{**given, "device": "meta"})
+        with _disable_current_modes():
+            wanted = func(*args, **{**given, "device": "meta"})
         for kept in self._memory:
-            same = kept.shape == shape.shape and kept.dtype is shape.dtype
-            if same and kept.stride() == shape.stride() and _num_users(kept) == 1:
+            same = kept.shape == wanted.shape and kept.dtype is wanted.dtype
+            if same and kept.stride() == wanted.stride() and not self._is_used(kept):
                 return kept.view(kept.shape)
         tensor: torch.Tensor = func(*args, **given)
         self._memory.append(tensor)
         return tensor.view(tensor.shape)
+
+    def _is_used(self, tensor: torch.Tensor) -> bool:
+        """Somebody besides the recording holds the memory of a tensor."""
+        storage = tensor.untyped_storage()
+        # This line's own handle, and the tensor itself.
+        users = torch._C._storage_Use_Count(storage._cdata) - 2
+        return bool(users > self._num_held[storage._cdata])
 
     def _add_step(self, step: Callable[[], None]) -> None:
         self._close_launches()
@@ -176,39 +214,29 @@ class Recording(TorchDispatchMode):
             self._launches = LaunchSequence(self._num_threads)
 
 
-class _Repeated:
-    """A function that gives fresh tensors, called again: its results go where the first went."""
-
-    def __init__(self, function: Callable[..., Any], args: Any, given: Any, result: Any) -> None:
-        self._call = lambda: function(*args, **given)
-        self._results = _tensors(result)
-
-    def __call__(self) -> None:
-        for kept, new in zip(self._results, _tensors(self._call()), strict=True):
-            kept.copy_(new)
-
-
-def as_one_call(method: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+def as_one_call(method: Callable[P, torch.Tensor]) -> Callable[P, torch.Tensor]:
     """Decorates a function that a recording calls again instead of looking inside."""
 
-    def noted(*given: Any) -> torch.Tensor:
-        recording = getattr(_thread, "recording", None)
-        return method(*given) if recording is None else recording.note_call(method, *given)
+    @wraps(method)
+    def noted(*args: P.args, **options: P.kwargs) -> torch.Tensor:
+        recording: Recording | None = getattr(_thread, "recording", None)
+        if recording is None:
+            return method(*args, **options)
+        return recording.note_call(partial(method, **options), *args)
 
-    noted.__doc__ = method.__doc__
     return noted
 
 
-def never_repeated(method: Callable[..., Any]) -> Callable[..., Any]:
+def never_repeated(method: Callable[P, R]) -> Callable[P, R]:
     """Decorates a function that no recording may contain."""
 
-    def noted(*given: Any) -> Any:
-        recording = getattr(_thread, "recording", None)
+    @wraps(method)
+    def noted(*args: P.args, **options: P.kwargs) -> R:
+        recording: Recording | None = getattr(_thread, "recording", None)
         if recording is not None:
-            recording.refuse(method.__name__)
-        return method(*given)
+            recording.refuse(f"{method.__name__} is not repeated")
+        return method(*args, **options)
 
-    noted.__doc__ = method.__doc__
     return noted
 
 
@@ -231,6 +259,17 @@ def _tensors(value: Any) -> list[torch.Tensor]:
     return [tensor for item in value for tensor in _tensors(item)]
 
 
+def _mapped(function: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
+    """Every tensor of nested lists, tuples and dictionaries replaced."""
+    if isinstance(value, torch.Tensor):
+        return function(value)
+    if isinstance(value, list | tuple):
+        return type(value)(_mapped(function, item) for item in value)
+    if isinstance(value, dict):
+        return {name: _mapped(function, item) for name, item in value.items()}
+    return value
+
+
 def _storages(values: Any) -> set[int]:
     found = set()
     for value in values:
@@ -239,13 +278,3 @@ def _storages(values: Any) -> set[int]:
         elif isinstance(value, list | tuple):
             found |= _storages(value)
     return found
-
-
-def _is_view(result: Any, given: Any) -> bool:
-    return _storages([result]) <= _storages(given)
-
-
-def _num_users(tensor: torch.Tensor) -> int:
-    """Tensors and others that hold the memory of a tensor."""
-    storage = tensor.untyped_storage()
-    return int(torch._C._storage_Use_Count(storage._cdata)) - 1

@@ -12,10 +12,12 @@ from heddle.kernels.recording.recording import Input, Recording
 MAX_RECORDINGS = 64
 """Passes of different looks that are kept; the one that was not asked for longest goes first."""
 
+MAX_REFUSALS = 8
+"""Kinds of passes that were refused, after which no further kind is tried."""
+
 
 class Recordings:
-    """Passes are recorded when they are met for the second time in a row of different ones, and
-    repeated from then on.
+    """A pass is recorded when its key is met for the second time, and repeated from then on.
 
     Args:
         num_threads: of a launch of several kernels.
@@ -35,14 +37,15 @@ class Recordings:
         """The result of a pass.
 
         Args:
-            key: passes with equal keys do the same things to inputs of the same shapes.
+            key: passes of equal keys do the same things to inputs of equal shapes and types.
             inputs: everything it reads that may differ between passes of a key.
             compute: the pass.
 
         Returns:
             A tensor that may be overwritten by the next pass.
         """
-        if key in self.refusals:
+        key = (key, *[(i.shape, i.dtype) for i in inputs if isinstance(i, torch.Tensor)])
+        if key in self.refusals or len(self.refusals) >= MAX_REFUSALS:
             return compute()
         if key not in self._kept:
             self._keep(key, None)  # many passes are met only once

@@ -45,7 +45,7 @@ def test_the_reference_writes_what_the_store_writes(num_rows, heads, width, seed
     )
     store.layer(0).fill_(math.nan)
     pool = store.layer(0).clone()
-    store.write(0, SlotWrite.of(np.asarray(slots)), rows)
+    store.write(0, SlotWrite.of(np.asarray(slots), store.num_slots), rows)
     reference.write(pool, slots, rows)
     assert torch.equal(pool.isnan(), store.layer(0).isnan())
     assert torch.equal(pool.nan_to_num(9e9), store.layer(0).nan_to_num(9e9))

@@ -42,5 +42,26 @@ def test_a_refused_pass_is_computed_every_time():
             x = torch.tensor([value])
             assert kept.run("a", [x], lambda x=x: x + x.item()).item() == 2 * value
     assert kept.num_repeated == 0
-    assert list(kept.refusals) == ["a"]
-    assert "item" in kept.refusals["a"]
+    ((key, why),) = kept.refusals.items()
+    assert key[0] == "a"
+    assert "item" in why
+
+
+def test_after_some_kinds_were_refused_no_further_kind_is_tried():
+    """As in a model whose every pass looks at numbers."""
+    kept = Recordings(1)
+    with torch.inference_mode():
+        for size in range(1, 12):
+            x = torch.ones(size)
+            for _ in range(2):
+                kept.run("a", [x], lambda x=x: x * x[0].item())
+    assert len(kept.refusals) == recordings.MAX_REFUSALS
+
+
+def test_inputs_of_other_shapes_and_types_are_another_pass():
+    kept = Recordings(1)
+    with torch.inference_mode():
+        for x in (torch.ones(2), torch.ones(3), torch.ones(2).double()) * 3:
+            assert torch.equal(kept.run("a", [x], lambda x=x: x + 1), x + 1)
+            assert kept.run("a", [x], lambda x=x: x + 1).dtype is x.dtype
+    assert kept.num_repeated > 0
