@@ -1,6 +1,6 @@
 """W1, W1m, W2: attention over a paged cache against the limits of this machine and torch's SDPA.
 
-    python benchmarks/attention.py [--quick] [--threads N] [--rounds R] [--save]
+    python benchmarks/attention.py [--quick] [--threads N] [--rounds R] [--only W1 W1m W2] [--save]
 
     W1    decode, blocks in random order     >= 80% of the read bandwidth of the same run
     W1m   decode of latent rows 576/512      >= 65% of the GEMM rate of the same run
@@ -30,6 +30,7 @@ from heddle.engine.machine import resolve_here
 
 SMALL = AttentionShape(num_query_heads=9, num_kv_heads=3, head_dim=64)
 LARGE = AttentionShape(num_query_heads=32, num_kv_heads=8, head_dim=128)
+TITLES = {"W1": "decode", "W1m": "decode of latent rows", "W2": "prefill"}
 COLUMNS = ("heads", "context", "new rows", "block", "backend", "seconds", "GB/s", "GFLOP/s")
 COLUMNS += ("of read", "of GEMM")
 
@@ -46,27 +47,32 @@ def prefill_sizes(quick: bool) -> list[tuple[int, int]]:
     return [(1024, 512)] if quick else [(2048, 2048), (8192, 512), (8192, 2048), (8192, 8192)]
 
 
+def sizes(name: str, quick: bool) -> list[tuple[AttentionShape, int, int, int]]:
+    """Shape, context, new rows and block size of each case of a target."""
+    if name == "W1m":
+        contexts = (4096,) if quick else (4096, 32768)
+        return [(latent_shape(heads), n, 1, 16) for heads in (16, 128) for n in contexts]
+    if name == "W1":
+        return [(shape, n, 1, size) for shape in (SMALL, LARGE) for n, size in decode_sizes(quick)]
+    return [(shape, n, rows, 16) for shape in (SMALL, LARGE) for n, rows in prefill_sizes(quick)]
+
+
 def main() -> int:
     flags = parser(__doc__)
     flags.add_argument("--threads", type=int, default=NUM_CORES)
+    flags.add_argument("--only", nargs="*", choices=TITLES, default=tuple(TITLES))
     arguments = flags.parse_args()
     rounds = arguments.rounds or (2 if arguments.quick else 7)
     report = Report("attention", "Attention against the limits of the machine")
     limits = Limits()
-    cases: dict[str, list[dict[str, Any]]] = {"W1": [], "W1m": [], "W2": []}
+    cases: dict[str, list[dict[str, Any]]] = {name: [] for name in TITLES}
     with with_threads(arguments.threads):
-        for shape in (SMALL, LARGE):
-            for context, block_size in decode_sizes(arguments.quick):
-                cases["W1"].append(run(shape, context, 1, block_size, rounds, limits))
-        for num_heads in (16, 128):
-            for context in (4096,) if arguments.quick else (4096, 32768):
-                cases["W1m"].append(run(latent_shape(num_heads), context, 1, 16, rounds, limits))
-        for shape in (SMALL, LARGE):
-            for context, num_rows in prefill_sizes(arguments.quick):
-                cases["W2"].append(run(shape, context, num_rows, 16, rounds, limits))
-    titles = {"W1": "decode", "W1m": "decode of latent rows", "W2": "prefill"}
-    for target_id, found in cases.items():
-        report.table(titles[target_id], COLUMNS, [row for case in found for row in rows_of(case)])
+        for name in arguments.only:
+            for shape, context, num_rows, block_size in sizes(name, arguments.quick):
+                cases[name].append(run(shape, context, num_rows, block_size, rounds, limits))
+    for name in arguments.only:
+        rows = [row for case in cases[name] for row in rows_of(case)]
+        report.table(TITLES[name], COLUMNS, rows)
     judge(report, cases)
     return report.finish(arguments, {"threads": arguments.threads, **cases})
 
