@@ -71,15 +71,21 @@ def test_written_cases(token_ids: list[int], drafts: tuple[int, ...]) -> None:
     assert index.propose(3) == drafts
 
 
-def test_a_token_costs_the_same_after_a_hundred_thousand() -> None:
+def seconds_of_proposals(num_before: int) -> float:
+    """Of the processor, for 500 tokens behind so many others."""
     index = DraftIndex(SpeculativeConfig())
-    index.extend([i * i % 509 for i in range(100_000)])
-    started = time.perf_counter()
-    for token in range(1000):
+    index.extend([i * i % 509 for i in range(num_before)])
+    started = time.process_time()
+    for token in range(500):
         index.extend([token])
         index.propose(4)
-    # A pass over the sequence per token would take above ten seconds.
-    assert time.perf_counter() - started < 1.0
+    return time.process_time() - started
+
+
+def test_a_token_costs_the_same_after_a_hundred_thousand() -> None:
+    """A pass over the sequence per token would cost a hundred times as much there."""
+    few, many = (min(seconds_of_proposals(n) for _ in range(3)) for n in (1000, 100_000))
+    assert many < 20 * few
 
 
 def request(prompt: list[int], outputs: list[int], max_output_tokens: int = 20) -> Request:
