@@ -36,7 +36,6 @@ FOREIGN_FLAGS: dict[str, ForeignFlag] = {
     "--disable-log-requests": _ignored("prompts are never logged"),
     "--disable-log-stats": _ignored("no periodic statistics are logged"),
     "--enable-chunked-prefill": _ignored("prompts are always prefilled in chunks"),
-    "--enforce-eager": _ignored("there are no graphs to switch off"),
     "--max-seq-len-to-capture": _ignored("there are no graphs to capture", takes_value=True),
     "--swap-space": _ignored("preempted requests are recomputed", takes_value=True),
     "--use-v2-block-manager": _ignored("there is one block manager"),

@@ -148,10 +148,10 @@ def test_words_behind_two_dashes_are_no_flags(monkeypatch, capsys):
 
 
 def test_an_ignored_flag_is_said_on_stderr(capsys):
-    assert main(["show", "--enforce-eager", "--json"]) == 0
+    assert main(["show", "--disable-custom-all-reduce", "--json"]) == 0
     captured = capsys.readouterr()
     json.loads(captured.out)
-    assert captured.err.startswith("warning: --enforce-eager is ignored")
+    assert captured.err.startswith("warning: --disable-custom-all-reduce is ignored")
 
 
 def test_help_loads_no_tensor_library():

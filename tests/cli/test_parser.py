@@ -113,12 +113,19 @@ def test_an_old_name_of_the_interleave_is_accepted():
 def test_flags_of_other_engines_are_ignored_aloud_or_refused_with_a_pointer():
     parser, warnings = make()
     arguments = parser.parse(
-        ["--swap-space", "4", "demo", "--enforce-eager", "say", "--disable_log_requests"]
+        [
+            "--swap-space",
+            "4",
+            "demo",
+            "--disable-custom-all-reduce",
+            "say",
+            "--disable_log_requests",
+        ]
     )
     assert (arguments.model, arguments.prompt) == ("demo", "say")
     assert [line.split()[0] for line in warnings] == [
         "--swap-space",
-        "--enforce-eager",
+        "--disable-custom-all-reduce",
         "--disable-log-requests",
     ]
     with pytest.raises(ConfigError, match=r"--distributed-executor-backend .*: use --executor"):

@@ -9,7 +9,7 @@ from heddle import LLM, SamplingParams
 from heddle.cli import warmup
 from heddle.cli.main import main
 from heddle.cli.warmup import describe
-from heddle.kernels.warmup import ATTENTION, LAYERS
+from heddle.kernels.warmup import ATTENTION, LAYERS, REPEATING
 from tests.support.fake_worker import fake_config
 
 
@@ -20,7 +20,7 @@ def test_operations_of_the_layout_are_there_afterwards(tiny_folder, capsys, monk
     )
     assert main(["warmup", str(tiny_folder), "--attention-backend", "numba", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
-    assert asked == [(*LAYERS, *ATTENTION)]
+    assert asked == [(*LAYERS, REPEATING, *ATTENTION)]
     assert (document["kernels"], document["backend"]) == ("numba", "numba")
     states = {row["name"]: row["state"] for row in document["operations"]}
     assert states == dict.fromkeys(asked[0], "was there") | {"rotate": "compiled now"}

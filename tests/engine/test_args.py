@@ -56,7 +56,7 @@ def test_one_setting_under_two_names_is_refused() -> None:
         engine_config("m", kv_interleave_size=1, dcp_kv_cache_interleave_size=2)
 
 
-@pytest.mark.parametrize("name", ["trust_remote_code", "enforce_eager"])
+@pytest.mark.parametrize("name", ["trust_remote_code", "swap_space"])
 def test_a_name_that_is_near_to_none_gets_no_guess(name: str) -> None:
     with pytest.raises(TypeError, match=f"unknown argument '{name}'$"):
         engine_config("m", **{name: True})
