@@ -22,6 +22,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from heddle.kernels.linear.panels import WIDTH as PANEL
 from heddle.kernels.vectors import (
     _VECTOR,
     _WORD,
@@ -40,8 +41,6 @@ SUBNORMALS_ARE_FAST = llvmlite.binding.get_host_cpu_name() == "znver1"
 """Where it was measured; others may take a hundred cycles for each."""
 CHAINS = 2
 """Sums of an output, which do not wait for each other: of even and of odd inputs."""
-PANEL = 16
-"""Outputs of a panel."""
 HALF_WORD = 16
 _RAISED = 125
 """Inputs of a row lie below 2^2 before, below 2^127 after."""

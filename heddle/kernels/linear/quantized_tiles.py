@@ -23,10 +23,10 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from heddle.kernels.linear.panels import WIDTH as PANEL
 from heddle.kernels.linear.quantized_rows import (
     CHAINS,
     HALF_WORD,
-    PANEL,
     PackedForm,
     floats,
     ints,
