@@ -24,12 +24,12 @@ from heddle.config.engine import ResolvedConfig
 from heddle.config.sampling import SamplingParams
 from heddle.engine.adapters import AdapterTable, LoadedAdapter
 from heddle.engine.answer import Answer, create_assembler
-from heddle.engine.checked_prompt import CheckedPrompt, check_prompt
 from heddle.engine.counters import Counters
 from heddle.engine.executors.base import Executor, Submission
-from heddle.engine.inputs import PromptInput, bad_word_ids, check_params
+from heddle.engine.inputs import PromptInput
 from heddle.engine.lockstep import moves_in_lockstep
 from heddle.engine.outputs import RequestMetrics, RequestOutput
+from heddle.engine.prepared import PreparedRequest, prepare_request
 from heddle.engine.replica import Replica, StepOutcome, choose_replica
 from heddle.engine.request_state import RequestState
 from heddle.engine.tokenizer import Tokenizer
@@ -123,30 +123,53 @@ class Driver:
             PromptTooLong: it could never finish here.
             RankFailed: the engine has failed.
         """
-        self._check_alive()
-        vocab_size = self.resolved.model.vocab_size
-        checked = check_prompt(prompt, params, self.tokenizer, self.resolved)
-        loaded = None if adapter is None else self.adapters.get(adapter)
-        bad_words = bad_word_ids(params, self.tokenizer)
-        check_params(
+        prepared = self.prepare(prompt, params, adapter=adapter)
+        return self.admit(prepared, teacher=teacher, return_logits=return_logits)
+
+    def prepare(
+        self, prompt: PromptInput, params: SamplingParams, *, adapter: str | None = None
+    ) -> PreparedRequest:
+        """Check a request; any thread may call this, also while a step runs.
+
+        Raises:
+            RequestError, PromptTooLong: see `prepare_request`.
+        """
+        return prepare_request(
+            prompt,
             params,
-            vocab_size=vocab_size,
+            resolved=self.resolved,
+            tokenizer=self.tokenizer,
             eos_token_ids=self._eos_token_ids,
-            bad_words=bad_words,
+            usable_tokens=self.replicas[0].cache.usable_tokens,
+            adapter=adapter,
         )
-        if params.stop and self.tokenizer is None:
-            raise RequestError("stop strings need a tokenizer, and this model has none")
-        room = self.replicas[0].scheduler.resolve_room(len(checked.ids), params.max_tokens)
+
+    def admit(
+        self,
+        prepared: PreparedRequest,
+        *,
+        teacher: Sequence[int] = (),
+        return_logits: bool = False,
+    ) -> str:
+        """Queue a request that was checked; arguments and return value as of `add`.
+
+        Raises:
+            RequestError: no adapter has the name that it asks for.
+            RankFailed: the engine has failed.
+        """
+        self._check_alive()
+        checked, params = prepared.prompt, prepared.params
+        loaded = None if prepared.adapter is None else self.adapters.get(prepared.adapter)
         request_id = str(self._num_requests)
         sequences = self._create_sequences(
-            checked, params, room, teacher, return_logits=return_logits, adapter=loaded
+            prepared, teacher, return_logits=return_logits, adapter=loaded
         )
         state = RequestState(
             request_id=request_id,
             prompt=checked.text,
             prompt_token_ids=checked.ids,
             num_embedded=checked.num_embedded,
-            adapter=adapter,
+            adapter=prepared.adapter,
             params=params,
             metrics=RequestMetrics(arrival_time=self._clock()),
             sequences=sequences,
@@ -163,7 +186,7 @@ class Driver:
         )
         replica = choose_replica(self.replicas, checked.ids, sequences[0].cache_scope)
         for sequence, answer in zip(sequences, state.answers, strict=True):
-            replica.admit(sequence, bad_words)
+            replica.admit(sequence, prepared.bad_words)
             self._places[sequence.request_id] = _Place(state, answer, replica)
         self._states[request_id] = state
         self._num_requests += 1
@@ -289,14 +312,13 @@ class Driver:
 
     def _create_sequences(
         self,
-        prompt: CheckedPrompt,
-        params: SamplingParams,
-        room: int,
+        prepared: PreparedRequest,
         teacher: Sequence[int],
         *,
         return_logits: bool,
         adapter: LoadedAdapter | None,
     ) -> list[Request]:
+        prompt, params, room = prepared.prompt, prepared.params, prepared.room
         seed = params.seed
         if seed is None:
             seed = request_seed(self.resolved.seed, self._num_requests)
