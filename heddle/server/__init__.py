@@ -1,0 +1,1 @@
+"""The HTTP server: OpenAI's shapes outside, the engine's words inside."""

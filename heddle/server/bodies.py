@@ -1,0 +1,104 @@
+"""From the bytes of a request to its typed form, or to the first reason why not."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import TypeVar
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+
+from heddle.server.errors import ApiError
+from heddle.server.requests import SILENT_FIELDS, SUCCESSORS
+
+BODY_SECONDS = 60.0
+"""In which a body must have come."""
+MAX_DISCARDED_BYTES = 64 << 20
+"""Read beyond the limit of a body and thrown away, before its connection is cut."""
+_HEAVY_BYTES = 1 << 20
+"""Above this a body is decoded beside the event loop."""
+_PLACE = re.compile(r" - at `\$(?P<path>[^`]*)`$")
+
+Body = TypeVar("Body", bound=msgspec.Struct)
+
+
+async def read_body(request: Request, max_bytes: int) -> bytes:
+    """The whole body.
+
+    Raises:
+        ApiError: not JSON by its content type, too large, or too slow.
+        ClientDisconnect: nobody is there any more.
+    """
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise ApiError("the content type must be application/json", "unsupported_media_type")
+    pieces: list[bytes] = []
+    size = 0
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for piece in request.stream():
+                size += len(piece)
+                if size <= max_bytes:
+                    pieces.append(piece)
+                else:  # read on: a client that still writes would not see the answer
+                    pieces.clear()
+                if size > max_bytes + MAX_DISCARDED_BYTES:
+                    raise _too_large(max_bytes)
+    except TimeoutError:
+        raise ApiError(
+            f"the body did not come within {BODY_SECONDS:g} s", "request_timeout"
+        ) from None
+    if size > max_bytes:
+        raise _too_large(max_bytes)
+    return b"".join(pieces)
+
+
+async def decode_body(data: bytes, kind: type[Body]) -> tuple[Body, list[str]]:
+    """The typed form, and the names of fields that nobody declared.
+
+    Raises:
+        ApiError: not JSON, a field of another type, or one that has a successor.
+    """
+    if len(data) > _HEAVY_BYTES:
+        return await asyncio.to_thread(_decode, data, kind)
+    return _decode(data, kind)
+
+
+def _decode(data: bytes, kind: type[Body]) -> tuple[Body, list[str]]:
+    try:
+        names = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
+        for name in SUCCESSORS.keys() & names.keys():
+            if bytes(names[name]) != b"null":
+                raise ApiError(
+                    f"{name} is not served; {SUCCESSORS[name]}",
+                    "unsupported_parameter",
+                    param=name,
+                )
+        body = msgspec.json.decode(data, type=kind)
+    except msgspec.ValidationError as error:
+        raise _misfit(error) from None
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        raise ApiError("the body is not valid JSON in UTF-8") from None
+    except RecursionError:
+        raise ApiError("the body is nested too deeply") from None
+    known = set(kind.__struct_fields__)
+    return body, [name for name in names if name not in known and name not in SILENT_FIELDS]
+
+
+def _misfit(error: msgspec.ValidationError) -> ApiError:
+    """Types and place, without the value."""
+    text = str(error)
+    place = _PLACE.search(text)
+    path = place["path"].lstrip(".") if place else ""
+    if missing := re.search(r"missing required field `(\w+)`", text):
+        path = f"{path}.{missing[1]}".lstrip(".")
+    message = _PLACE.sub("", text).replace("Object missing", "missing")
+    return ApiError(f"{path or 'the body'}: {message}"[:500], param=path or None)
+
+
+def _too_large(max_bytes: int) -> ApiError:
+    return ApiError(f"the body is larger than {max_bytes} bytes", "body_too_large")
+
+
+__all__ = ["ClientDisconnect", "decode_body", "read_body"]

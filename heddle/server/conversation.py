@@ -1,0 +1,76 @@
+"""From messages to a prompt, by the model's chat template."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from heddle.engine.inputs import PromptInput
+from heddle.errors import RequestError
+from heddle.server.errors import ApiError, from_request_error
+from heddle.server.prompts import plain_messages
+from heddle.server.requests import ChatRequest, TokenizeRequest
+from heddle.server.serving import Serving
+
+MAX_RENDERED_CHARACTERS = 1 << 24
+
+
+async def conversation_prompt(
+    serving: Serving,
+    asked: ChatRequest | TokenizeRequest,
+    tools: Sequence[Mapping[str, Any]] | None,
+) -> PromptInput:
+    """The prompt of a conversation.
+
+    Args:
+        serving: the server.
+        asked: a chat or tokenize request.
+        tools: that the template shows.
+    Raises:
+        ApiError: there is no template, it refuses, or fields contradict each other.
+    """
+    if asked.chat_template is not None and not serving.config.trust_request_chat_template:
+        raise ApiError(
+            "chat_template is taken from requests only with --trust-request-chat-template",
+            "unsupported_parameter",
+            param="chat_template",
+        )
+    tokenizer = serving.need_tokenizer()
+    turns = plain_messages(asked.messages or ())
+    continues = bool(asked.continue_final_message)
+    opens = asked.add_generation_prompt
+    if opens is None:
+        opens = not continues
+    documents = getattr(asked, "documents", None)
+    extra = {
+        **serving.template_variables,
+        **({} if documents is None else {"documents": documents}),
+        **(asked.chat_template_kwargs or {}),
+    }
+
+    def render() -> str:
+        return tokenizer.apply_chat_template(
+            turns,
+            chat_template=asked.chat_template or serving.template,
+            add_generation_prompt=opens,
+            continue_final_message=continues,
+            tools=tools,
+            chat_template_kwargs=extra,
+        )
+
+    try:
+        text = await asyncio.to_thread(render)
+    except RequestError as refusal:
+        raise from_request_error(refusal) from None
+    if len(text) > MAX_RENDERED_CHARACTERS:
+        raise ApiError(
+            f"the rendered conversation has {len(text)} characters; at most "
+            f"{MAX_RENDERED_CHARACTERS}",
+            "invalid_template_input",
+        )
+    # The template writes all special tokens itself.
+    specials = bool(getattr(asked, "add_special_tokens", None))
+    return PromptInput(
+        text=text, add_special_tokens=specials, cache_salt=getattr(asked, "cache_salt", None)
+    )

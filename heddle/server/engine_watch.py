@@ -1,0 +1,327 @@
+"""Where the numbers of an engine come from: its steps as they end, its requests as they end.
+
+    driver --submit--> WatchedExecutor --submit--> ranks         begin of a step
+           <-collect--                 <-collect--               end, and seconds of each rank
+           --count_step----> WatchedCounters                     what the step brought
+           --count_request->                                     the request's times
+
+All of it happens in the engine's thread, in this order, so the step that was collected last is the
+one that is counted next.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import psutil
+
+from heddle.engine.counters import Counters
+from heddle.engine.driver import Driver
+from heddle.engine.executors.base import Executor
+from heddle.engine.request_state import RequestState
+from heddle.layout.rows import create_row_layout
+from heddle.scheduler.batch import ScheduledBatch, ScheduledPart
+from heddle.scheduler.request import Request
+from heddle.server import metric_table as table
+from heddle.server.request_numbers import Values, add, note_request
+from heddle.server.step_timer import EndedStep, WatchedExecutor
+from heddle.step.topology import Topology
+from heddle.step.work import row_keys
+
+log = logging.getLogger("heddle.engine")
+LOOK_INTERVAL_SECONDS = 1.0
+"""Between two looks at what changes slowly and costs time per sequence to find out."""
+
+
+@dataclass(slots=True)
+class Totals:
+    """What was done since the start; numbers only grow."""
+
+    num_prompt_tokens: int = 0
+    """Done: computed, or found in the prefix cache."""
+    num_looked_up_tokens: int = 0
+    num_found_tokens: int = 0
+    num_generation_tokens: int = 0
+    num_preemptions: int = 0
+    num_steps: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class QueueState:
+    """Who runs and who waits, over all replicas."""
+
+    num_running: int
+    num_waiting: int
+    kv_usage: float
+    """Share of the fullest replica's pool that is held, 0 to 1."""
+    why_waiting: str = ""
+    """What the first of those that wait lacks, as a step has seen it within the last second."""
+
+
+@dataclass(slots=True)
+class _Seen:
+    """A sequence that has run."""
+
+    request: Request
+    replica: int
+    begin: float
+    """Of its first step."""
+    num_prompt_tokens: int = 0
+    """That were counted; those computed again after a preemption are not."""
+    num_outputs: int = 0
+    last_token: float | None = None
+
+
+class WatchedCounters(Counters):
+    """The driver's counters, which tell what they count."""
+
+    def __init__(self, before: Counters, watch: EngineWatch) -> None:
+        """Go on from where other counters are."""
+        super().__init__()
+        self._totals.update(before.totals())
+        self._watch = watch
+
+    def count_step(self, scheduled: ScheduledBatch) -> None:
+        """A step has ended on all ranks."""
+        super().count_step(scheduled)
+        self._watch.note_step(scheduled)
+
+    def count_request(self, state: RequestState) -> None:
+        """A request has ended."""
+        super().count_request(state)
+        self._watch.note_request(state)
+
+
+class EngineWatch:
+    """Turns what a driver does into numbers. Belongs to the engine's thread."""
+
+    def __init__(self, values: Values, *, clock: Callable[[], float] = time.monotonic) -> None:
+        """Begin with nothing.
+
+        Args:
+            values: where numbers go.
+            clock: monotonic seconds, the same as the driver's.
+        """
+        self.totals = Totals()
+        self._values, self._clock = values, clock
+        self._executor: WatchedExecutor | None = None
+        self._topology: Topology | None = None
+        self._seen: dict[int, _Seen] = {}
+        self._last_look = float("-inf")
+        self._why_waiting = ""
+
+    def around(self, executor: Executor) -> WatchedExecutor:
+        """The executor that a driver is to use instead."""
+        self._executor = WatchedExecutor(executor, self._clock)
+        return self._executor
+
+    def listen(self, driver: Driver) -> None:
+        """Count what a driver does from now on; it has no open request."""
+        self._topology = Topology.from_resolved(driver.resolved)
+        driver.counters = WatchedCounters(driver.counters, self)
+        for replica in driver.replicas:
+            self._begin_with_zeros(replica.index)
+
+    def ranks_of(self, replica: int) -> Sequence[int]:
+        """Global ranks of a replica."""
+        assert self._topology is not None, "listen comes first"
+        return self._topology.mesh.ranks_of_replica(replica)
+
+    def resident_bytes(self) -> list[int]:
+        """Memory of each rank's process; empty where ranks are no processes of this host."""
+        pids = () if self._executor is None else self._executor.pids
+        try:
+            return [int(psutil.Process(pid).memory_info().rss) for pid in pids]
+        except psutil.Error:
+            return []  # one has just ended; `rank_up` tells
+
+    # A step.
+
+    def note_step(self, scheduled: ScheduledBatch) -> None:
+        """The step that was collected last is accounted for."""
+        assert self._executor is not None, "listen without around"
+        step = self._executor.ended
+        assert step is not None
+        self._note_ranks(step)
+        for request_id in scheduled.preempted:
+            log.info("sequence %d preempted: others needed its blocks", request_id)
+        self.totals.num_preemptions += len(scheduled.preempted)
+        add(self._values, "num_preemptions", step.replica, len(scheduled.preempted))
+        if not scheduled.parts:
+            return
+        self.totals.num_steps += 1
+        kind = kind_of(scheduled)
+        values, replica = self._values, step.replica
+        values.of("step_seconds", replica, kind=kind).observe(step.end - step.begin)
+        values.of("iteration_tokens_total", replica).observe(scheduled.num_rows)
+        if kind != "decode":
+            self._note_load(step)
+        for part in scheduled.parts:
+            self._note_part(part, step)
+
+    def _note_ranks(self, step: EndedStep) -> None:
+        ranks = self.ranks_of(step.replica)
+        for rank, reply in zip(ranks, step.replies, strict=True):
+            self._values.of("rank_step", step.replica, rank=rank).set(reply.step)
+            add(self._values, "rank_busy_seconds", step.replica, reply.seconds, rank=rank)
+
+    def _note_load(self, step: EndedStep) -> None:
+        """How evenly prompt rows were dealt to the ranks of PCP."""
+        assert self._topology is not None
+        pcp_size = self._topology.mesh.pcp_size
+        if pcp_size == 1:
+            return
+        placed = self._topology.row_policy(step.batch.requests, self._topology)
+        rows = create_row_layout(placed.rows, pcp_size)  # made for the plan, and remembered
+        requests = step.batch.requests
+        loads = [
+            sum(
+                row_keys(requests[segment.request].num_computed_tokens, segment.start, segment.end)
+                for segment in rows.segments(rank)
+            )
+            for rank in range(pcp_size)
+        ]
+        self._values.of("pcp_load_ratio", step.replica).set(max_over_mean(loads))
+        add(self._values, "pcp_padding_tokens", step.replica, int((~rows.valid).sum()))
+
+    def _note_part(self, part: ScheduledPart, step: EndedStep) -> None:
+        request = part.request
+        seen = self._seen.get(request.request_id)
+        if seen is None and request.finish_reason in ("abort", "error"):
+            return  # it was counted when it ended, while this step was under way
+        if seen is None:
+            seen = self._seen[request.request_id] = _Seen(request, step.replica, step.begin)
+            if request.choice == 0:
+                self._note_lookup(request, step.replica)
+        if request.choice == 0:  # choices share a prompt, which counts once
+            self._note_prompt_rows(part, seen)
+        new = len(request.output_token_ids) - seen.num_outputs
+        if new <= 0:
+            return
+        seen.num_outputs += new
+        self.totals.num_generation_tokens += new
+        add(self._values, "generation_tokens", step.replica, new)
+        if seen.last_token is not None:
+            gap = self._values.of("inter_token_latency_seconds", step.replica)
+            for _ in range(new):
+                gap.observe((step.end - seen.last_token) / new)
+        seen.last_token = step.end
+
+    def _note_lookup(self, request: Request, replica: int) -> None:
+        self.totals.num_looked_up_tokens += request.num_prompt_tokens
+        self.totals.num_found_tokens += request.num_cached_tokens
+        add(self._values, "prefix_cache_queries", replica, request.num_prompt_tokens)
+        add(self._values, "prefix_cache_hits", replica, request.num_cached_tokens)
+
+    def _note_prompt_rows(self, part: ScheduledPart, seen: _Seen) -> None:
+        start, mark = part.num_computed_tokens, seen.num_prompt_tokens
+        total = part.request.num_prompt_tokens
+        end = min(start + part.num_known_tokens, total)
+        if end <= mark:
+            return
+        cached = max(0, min(start, total) - mark)
+        computed = end - mark - cached
+        seen.num_prompt_tokens = end
+        self.totals.num_prompt_tokens += cached + computed
+        add(self._values, "prompt_tokens", seen.replica, cached + computed)
+        add(self._values, "prompt_tokens_cached", seen.replica, cached)
+        add(self._values, "prompt_tokens_by_source", seen.replica, computed, source="local_compute")
+        add(self._values, "prompt_tokens_by_source", seen.replica, cached, source="local_cache_hit")
+
+    def note_request(self, state: RequestState) -> None:
+        """A request has ended, in whatever way."""
+        known = [self._seen.pop(each.request_id, None) for each in state.sequences]
+        seen = [each for each in known if each is not None]
+        replica = seen[0].replica if seen else 0
+        note_request(self._values, state, replica, min((s.begin for s in seen), default=None))
+
+    # Between steps.
+
+    def look(self, driver: Driver) -> None:
+        """Copy what nobody but the engine's thread may walk through."""
+        for replica in driver.replicas:
+            for reason, count in replica.scheduler.waiting_by_reason().items():
+                self._values.of("num_requests_waiting_by_reason", replica.index, reason=reason).set(
+                    count
+                )
+        now = self._clock()
+        if now - self._last_look < LOOK_INTERVAL_SECONDS:
+            return
+        self._last_look = now
+        for replica in driver.replicas:
+            self._values.of("kv_imbalance_ratio", replica.index).set(self._imbalance(replica.index))
+        reasons = (replica.scheduler.why_waiting() for replica in driver.replicas)
+        self._why_waiting = next((reason for reason in reasons if reason), "")
+
+    def queue_state(self, driver: Driver) -> QueueState:
+        """Lengths as they are now; any thread may ask."""
+        caches = [replica.cache for replica in driver.replicas]
+        num_waiting = driver.num_waiting
+        return QueueState(
+            num_running=driver.num_running,
+            num_waiting=num_waiting,
+            kv_usage=max(1 - c.num_available_blocks / max(c.num_usable_blocks, 1) for c in caches),
+            why_waiting=self._why_waiting if num_waiting else "",
+        )
+
+    def _imbalance(self, replica: int) -> float:
+        """KV tokens of the fullest DCP rank over the mean."""
+        assert self._topology is not None
+        held = [0] * self._topology.mesh.dcp_size
+        for seen in self._seen.values():
+            layout = seen.request.kv_layout
+            if seen.replica == replica and layout is not None:
+                for rank in range(len(held)):
+                    held[rank] += layout.local_len(seen.request.num_computed_tokens, rank)
+        return max_over_mean(held)
+
+    def _begin_with_zeros(self, replica: int) -> None:
+        """A rate over a counter needs the value from before the first event."""
+        sets = {
+            "request_success": ("finished_reason", table.FINISH_REASONS),
+            "requests_aborted": ("where", table.ABORT_PLACES),
+            "prompt_tokens_by_source": ("source", table.PROMPT_SOURCES),
+            "num_requests_waiting_by_reason": ("reason", table.WAIT_REASONS),
+            "step_seconds": ("kind", table.STEP_KINDS),
+            "rank_busy_seconds": ("rank", self.ranks_of(replica)),
+        }
+        for name, (label, words) in sets.items():
+            for word in words:
+                self._values.of(name, replica, **{label: word})
+        for metric in table.METRICS:
+            if not (metric.labels or metric.is_common):
+                self._values.of(metric.name, replica)
+        for rank in self.ranks_of(replica):
+            self._values.of("rank_up", replica, rank=rank).set(1)
+        for name in ("pcp_load_ratio", "kv_imbalance_ratio"):
+            self._values.of(name, replica).set(1)
+
+    def note_failure(self, driver: Driver) -> None:
+        """The engine has failed, and with it every rank."""
+        for replica in driver.replicas:
+            for rank in self.ranks_of(replica.index):
+                self._values.of("rank_up", replica.index, rank=rank).set(0)
+
+
+def kind_of(scheduled: ScheduledBatch) -> str:
+    """What a step computes: `decode` where every part is one known row, and its drafts, after which
+    a token is drawn; `prefill` where no part is; else `mixed`.
+    """
+    decodes = [part.samples and part.num_known_tokens == 1 for part in scheduled.parts]
+    if all(decodes):
+        return "decode"
+    return "mixed" if any(decodes) else "prefill"
+
+
+def max_over_mean(loads: Sequence[float]) -> float:
+    """1 where all are equal, or all zero.
+
+    Example:
+        >>> max_over_mean([3, 1])
+        1.5
+    """
+    total = sum(loads)
+    return max(loads) * len(loads) / total if total else 1.0

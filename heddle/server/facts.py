@@ -1,0 +1,149 @@
+"""Small endpoints: models, health, load, version, tokens."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from heddle import __version__
+from heddle.errors import RequestError
+from heddle.server.bodies import decode_body, read_body
+from heddle.server.conversation import conversation_prompt
+from heddle.server.errors import ApiError, from_request_error
+from heddle.server.prompts import plain_tools
+from heddle.server.requests import DetokenizeRequest, TokenizeRequest
+from heddle.server.serving import Phase, Serving
+
+
+async def list_models(request: Request) -> Response:
+    """`GET /v1/models`."""
+    return JSONResponse({"object": "list", "data": _models(request.app.state.serving)})
+
+
+async def show_model(request: Request) -> Response:
+    """`GET /v1/models/{id}`; names may hold slashes."""
+    serving: Serving = request.app.state.serving
+    name = request.path_params["name"]
+    for model in _models(serving):
+        if model["id"] == name:
+            return JSONResponse(model)
+    serving.adapter_of(name)
+    raise ApiError("the model does not exist", "model_not_found")
+
+
+async def health(request: Request) -> Response:
+    """`GET /health`: 200 while the engine serves or will soon."""
+    serving: Serving = request.app.state.serving
+    if serving.look() in (Phase.READY, Phase.DRAINING):
+        return JSONResponse({})
+    raise ApiError(serving.reason, "engine_unavailable")
+
+
+async def ready(request: Request) -> Response:
+    """`GET /ready`: 200 while new requests are taken."""
+    serving: Serving = request.app.state.serving
+    if serving.look() is Phase.READY:
+        return JSONResponse({"status": "ready"})
+    raise ApiError(f"{serving.phase}: {serving.reason}", "engine_unavailable")
+
+
+async def version(request: Request) -> Response:
+    """`GET /version`."""
+    del request
+    return JSONResponse({"version": __version__})
+
+
+async def load(request: Request) -> Response:
+    """`GET /load`: open requests, and how many sequences run and wait."""
+    serving: Serving = request.app.state.serving
+    engine = serving.running_engine
+    running, waiting = (
+        (0, 0) if engine is None else (engine.driver.num_running, engine.driver.num_waiting)
+    )
+    return JSONResponse({"server_load": serving.num_open, "running": running, "waiting": waiting})
+
+
+async def tokenize(request: Request) -> Response:
+    """`POST /tokenize`: ids of a prompt or of a rendered conversation."""
+    serving: Serving = request.app.state.serving
+    asked, ignored = await decode_body(
+        await read_body(request, serving.max_body_bytes), TokenizeRequest
+    )
+    serving.note_ignored(ignored)
+    serving.adapter_of(asked.model)
+    tokenizer = serving.need_tokenizer()
+    if (asked.prompt is None) == (asked.messages is None):
+        raise ApiError("give either prompt or messages", param="prompt")
+    if asked.prompt is None:
+        prompt = await conversation_prompt(serving, asked, plain_tools(asked.tools))
+        text, specials = prompt.text or "", prompt.add_special_tokens
+    else:
+        text = asked.prompt
+        specials = True if asked.add_special_tokens is None else asked.add_special_tokens
+    try:
+        ids = await asyncio.to_thread(tokenizer.encode, text, specials)
+    except RequestError as refusal:
+        raise from_request_error(refusal) from None
+    document: dict[str, Any] = {
+        "count": len(ids),
+        "max_model_len": serving.max_model_len,
+        "tokens": ids,
+        "token_strs": None,
+    }
+    if asked.return_token_strs:
+        document["token_strs"] = [_token_text(tokenizer.token_bytes(each)) for each in ids]
+    return JSONResponse(document)
+
+
+async def detokenize(request: Request) -> Response:
+    """`POST /detokenize`: text of ids."""
+    serving: Serving = request.app.state.serving
+    asked, ignored = await decode_body(
+        await read_body(request, serving.max_body_bytes), DetokenizeRequest
+    )
+    serving.note_ignored(ignored)
+    serving.adapter_of(asked.model)
+    tokenizer = serving.need_tokenizer()
+    size = serving.plan.model.vocab_size
+    for index, token_id in enumerate(asked.tokens):
+        if not 0 <= token_id < size:
+            raise ApiError(
+                f"tokens.{index}: a token id is in 0..{size - 1}", param=f"tokens.{index}"
+            )
+    text = await asyncio.to_thread(tokenizer.decode, asked.tokens, False)
+    return JSONResponse({"prompt": text})
+
+
+async def tokenizer_info(request: Request) -> Response:
+    """`GET /tokenizer_info`: what a client needs to make prompts as the server does."""
+    serving: Serving = request.app.state.serving
+    if not serving.config.enable_tokenizer_info:
+        raise ApiError("tokenizer_info needs --enable-tokenizer-info", "not_found")
+    tokenizer = serving.need_tokenizer()
+    return JSONResponse(
+        {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "chat_template": serving.template or tokenizer.chat_template,
+            **tokenizer.special_tokens,
+        }
+    )
+
+
+def _models(serving: Serving) -> list[dict[str, Any]]:
+    common = {
+        "object": "model",
+        "created": serving.created,
+        "owned_by": "heddle",
+        "max_model_len": serving.max_model_len,
+    }
+    base = serving.names[0]
+    own = [{"id": name, **common, "root": base, "parent": None} for name in serving.names]
+    adapters = serving.engine.driver.adapters.names
+    return own + [{"id": name, **common, "root": name, "parent": base} for name in adapters]
+
+
+def _token_text(data: bytes) -> str:
+    return data.decode("utf-8", errors="replace")

@@ -1,0 +1,193 @@
+"""What is looked at before any handler: size of the headers, host, origin, key, request id.
+
+Pure ASGI, around the whole application, so that no route can be reached past it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import re
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from heddle.server.errors import ApiError
+from heddle.server.sse import send_error
+
+MAX_HEADER_BYTES = 32 << 10
+MAX_HEADER_FIELDS = 100
+OPEN_PATHS = frozenset(("/health", "/ready", "/ping"))
+"""Need no key."""
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_LOCAL_HOSTS = frozenset(("localhost", "127.0.0.1", "::1", "[::1]"))
+access_log = logging.getLogger("heddle.access")
+
+Observe = Callable[[str, str, int, float], None]
+"""(method, route, status, seconds) of an answer."""
+
+
+class KeyRing:
+    """Keys that open the door; kept as digests and compared in constant time."""
+
+    def __init__(self, keys: Sequence[str]) -> None:
+        self._digests = [_digest(key.encode()) for key in keys]
+
+    def __bool__(self) -> bool:
+        return bool(self._digests)
+
+    def opens(self, authorization: str) -> bool:
+        """Whether this header shows one of the keys; takes as long for every one.
+
+        Args:
+            authorization: its bytes, each as one character: that is how headers arrive.
+        """
+        scheme, _, key = authorization.partition(" ")
+        shown = _digest(key.strip().encode("latin-1", "replace"))
+        matches = [hmac.compare_digest(shown, digest) for digest in self._digests]
+        return scheme.lower() == "bearer" and any(matches)
+
+
+class Guard:
+    """ASGI around the application."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        keys: KeyRing,
+        local_only: bool,
+        origins: Sequence[str],
+        open_paths: frozenset[str] = OPEN_PATHS,
+        quiet_paths: frozenset[str] = frozenset(),
+        max_requests: int = 1024,
+        observe: Observe | None = None,
+    ) -> None:
+        """Wrap.
+
+        Args:
+            app: the application.
+            keys: of clients; none: everybody may ask.
+            local_only: the server listens on loopback, so a foreign `Host` is a forged name.
+            origins: whose pages may call; `*` is any.
+            open_paths: paths that need no key.
+            quiet_paths: paths without a line in the access log.
+            max_requests: at once; probes are answered beyond it.
+            observe: told of every answer.
+        """
+        self._app = app
+        self._keys = keys
+        self._local_only = local_only
+        self._origins = frozenset(origins)
+        self._open_paths = open_paths
+        self._quiet_paths = quiet_paths
+        self._max_requests = max_requests
+        self._num_requests = 0
+        self._observe = observe
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Look at a request, and pass it on or refuse it."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = _request_id(Headers(scope=scope).get("x-request-id", ""))
+        scope.setdefault("state", {})["request_id"] = request_id
+        started = time.monotonic()
+        status = 0
+
+        async def send_on(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                headers = MutableHeaders(scope=message)
+                headers["x-request-id"] = request_id
+                self._add_cors(headers, scope)
+            await send(message)
+
+        self._num_requests += 1
+        try:
+            refusal = self._refusal(scope)
+            if refusal is not None:
+                await send_error(send_on, refusal)
+            elif _is_preflight(scope):
+                await _answer_preflight(send_on)
+            else:
+                await self._app(scope, receive, send_on)
+        finally:
+            self._num_requests -= 1
+            self._note(scope, status, time.monotonic() - started, request_id)
+
+    def _refusal(self, scope: Scope) -> ApiError | None:
+        is_probe = scope["path"] in self._open_paths
+        if self._num_requests > self._max_requests and not is_probe:
+            return ApiError(
+                f"{self._max_requests} requests are open; see --max-connections",
+                "engine_unavailable",
+            )
+        raw = scope["headers"]
+        if len(raw) > MAX_HEADER_FIELDS or sum(len(k) + len(v) for k, v in raw) > MAX_HEADER_BYTES:
+            return ApiError(
+                f"the headers are larger than {MAX_HEADER_BYTES} bytes or {MAX_HEADER_FIELDS} "
+                "fields",
+                "headers_too_large",
+            )
+        headers = Headers(scope=scope)
+        if self._local_only and not _is_local(headers.get("host", "localhost")):
+            return ApiError("the Host header names another machine", "forbidden")
+        origin = headers.get("origin")
+        if origin is not None and not self._allows(origin, headers.get("host", "")):
+            return ApiError("pages of this origin may not call; see --allowed-origins", "forbidden")
+        needs_key = not is_probe and not _is_preflight(scope)
+        if self._keys and needs_key and not self._keys.opens(headers.get("authorization", "")):
+            return ApiError("no API key, or a wrong one", "invalid_api_key")
+        return None
+
+    def _allows(self, origin: str, host: str) -> bool:
+        own = urlsplit(origin).netloc
+        return own == host or bool(self._origins & {"*", origin})
+
+    def _add_cors(self, headers: MutableHeaders, scope: Scope) -> None:
+        origin = Headers(scope=scope).get("origin")
+        if origin is not None and self._origins & {"*", origin}:
+            headers["access-control-allow-origin"] = origin
+            headers["vary"] = "origin"
+            headers["access-control-allow-headers"] = "authorization, content-type, x-request-id"
+            headers["access-control-allow-methods"] = "GET, POST"
+
+    def _note(self, scope: Scope, status: int, seconds: float, request_id: str) -> None:
+        route = scope.get("route")
+        path = getattr(route, "path", "other")
+        if self._observe is not None:
+            self._observe(scope["method"], path, status, seconds)
+        if path not in self._quiet_paths:
+            access_log.info(
+                "%s %s %d %.3f s %s", scope["method"], path, status, seconds, request_id
+            )
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()
+
+
+def _request_id(given: str) -> str:
+    return given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+
+
+def _is_local(host: str) -> bool:
+    name = host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() else host
+    return (name or host).lower() in _LOCAL_HOSTS
+
+
+def _is_preflight(scope: Scope) -> bool:
+    headers = Headers(scope=scope)
+    return scope["method"] == "OPTIONS" and "access-control-request-method" in headers
+
+
+async def _answer_preflight(send: Send) -> None:
+    await send({"type": "http.response.start", "status": 204, "headers": []})
+    await send({"type": "http.response.body", "body": b""})

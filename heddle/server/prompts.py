@@ -1,0 +1,182 @@
+"""What a request wants completed: prompts of several shapes, and conversations."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from heddle.engine.inputs import PromptInput
+from heddle.server.errors import ApiError
+from heddle.server.requests import Message, Tool
+
+MAX_PROMPTS = 128
+MAX_MESSAGES = 4096
+MAX_SALT_CHARACTERS = 128
+
+
+def parse_prompts(given: Any) -> list[str | tuple[int, ...]]:
+    """All prompts of a completion request, told apart by their first element.
+
+    Args:
+        given: text, a list of texts, a list of ids, or a list of lists of ids.
+    Raises:
+        ApiError: another shape, something empty, or too many; names the first place.
+    """
+    if isinstance(given, str):
+        return [_text(given, "prompt")]
+    if not isinstance(given, list):
+        raise _misfit("prompt")
+    if not given:
+        raise ApiError("prompt is an empty list; at least one prompt is needed", param="prompt")
+    if _is_id(given[0]):
+        return [_ids(given, "prompt")]
+    if len(given) > MAX_PROMPTS:
+        raise ApiError(
+            f"prompt has {len(given)} prompts; at most {MAX_PROMPTS} in one request", param="prompt"
+        )
+    is_text = isinstance(given[0], str)
+    found: list[str | tuple[int, ...]] = []
+    for index, item in enumerate(given):
+        place = f"prompt.{index}"
+        if isinstance(item, str) != is_text or not isinstance(item, (str, list)):
+            raise _misfit(place)
+        found.append(_text(item, place) if isinstance(item, str) else _ids(item, place))
+    return found
+
+
+def prompt_input(
+    prompt: str | tuple[int, ...], *, add_special_tokens: bool, cache_salt: str | None
+) -> PromptInput:
+    """The engine's form of one prompt."""
+    if isinstance(prompt, str):
+        return PromptInput(
+            text=prompt, add_special_tokens=add_special_tokens, cache_salt=cache_salt
+        )
+    return PromptInput(token_ids=prompt, cache_salt=cache_salt)
+
+
+def check_salt(salt: str | None) -> None:
+    """Refuse a salt that is too long.
+
+    Raises:
+        ApiError: it is.
+    """
+    if salt is not None and not 1 <= len(salt) <= MAX_SALT_CHARACTERS:
+        raise ApiError(
+            f"cache_salt has {len(salt)} characters; it has 1 to {MAX_SALT_CHARACTERS}",
+            param="cache_salt",
+        )
+
+
+def plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Turns as a chat template reads them: text, and tool arguments as objects.
+
+    Raises:
+        ApiError: none or too many, one without content, or content other than text.
+    """
+    if not messages:
+        raise ApiError("messages is empty; a conversation has at least one", param="messages")
+    if len(messages) > MAX_MESSAGES:
+        raise ApiError(
+            f"{len(messages)} messages; at most {MAX_MESSAGES} in one request", param="messages"
+        )
+    return [_plain(message, f"messages.{index}") for index, message in enumerate(messages)]
+
+
+def plain_tools(tools: Sequence[Tool] | None) -> list[dict[str, Any]] | None:
+    """Tools as a chat template reads them; None where there are none."""
+    if not tools:
+        return None
+    return [
+        {
+            "type": "function",
+            "function": {
+                name: value
+                for name, value in msgspec.to_builtins(tool.function).items()
+                if value is not None
+            },
+        }
+        for tool in tools
+    ]
+
+
+def _plain(message: Message, place: str) -> dict[str, Any]:
+    turn: dict[str, Any] = {"role": message.role, "content": _content(message, place)}
+    if message.tool_calls:
+        turn["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {
+                    "name": call.function.name,
+                    "arguments": _arguments(call.function.arguments),
+                },
+            }
+            for call in message.tool_calls
+        ]
+    for name in ("name", "tool_call_id", "reasoning_content"):
+        if (value := getattr(message, name)) is not None:
+            turn[name] = value
+    return turn
+
+
+def _content(message: Message, place: str) -> str:
+    if message.content is None:
+        if message.role == "assistant":
+            return ""
+        raise ApiError(f"{place}.content is missing", param=f"{place}.content")
+    if isinstance(message.content, str):
+        return message.content
+    texts = []
+    for index, part in enumerate(message.content):
+        if part.type != "text":
+            raise ApiError(
+                "only text parts are served",
+                "unsupported_content",
+                param=f"{place}.content.{index}",
+            )
+        if part.text is None:
+            raise ApiError("a text part needs text", param=f"{place}.content.{index}.text")
+        texts.append(part.text)
+    return "".join(texts)
+
+
+def _arguments(given: str | dict[str, Any] | None) -> Any:
+    """An object, as templates expect; text that is no object stays text."""
+    if not isinstance(given, str):
+        return given or {}
+    try:
+        found = json.loads(given)
+    except (ValueError, RecursionError):
+        return given
+    return found if isinstance(found, dict) else given
+
+
+def _text(text: str, place: str) -> str:
+    if not text:
+        raise ApiError(f"{place} is empty; at least one token is needed", param=place)
+    return text
+
+
+def _ids(given: list[Any], place: str) -> tuple[int, ...]:
+    if not given:
+        raise ApiError(f"{place} is empty; at least one token is needed", param=place)
+    for index, item in enumerate(given):
+        if not _is_id(item):
+            raise _misfit(f"{place}.{index}")
+    return tuple(given)
+
+
+def _is_id(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _misfit(place: str) -> ApiError:
+    return ApiError(
+        f"{place}: a prompt is text, a list of texts, a list of token ids, or a list of lists of "
+        "token ids; they are not mixed",
+        param=place,
+    )

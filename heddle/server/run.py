@@ -1,0 +1,237 @@
+"""`heddle serve`: listen first, load behind the door, be ready when real steps have run, drain.
+
+bind --> load (thread) --> warm up --> self-check --> ready --> SIGTERM --> drain --> closed
+  |________ /health 503 ____________________________| 200                  second signal: abort
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import stat
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import uvloop
+
+from heddle.config.engine import EngineConfig
+from heddle.engine.async_llm import AsyncLLM
+from heddle.engine.executors.launch_info import LaunchInfo
+from heddle.engine.llm import LLM
+from heddle.errors import ConfigError
+from heddle.server.app import create_app
+from heddle.server.config import ServerConfig, read_keys
+from heddle.server.guard import OPEN_PATHS, Guard, KeyRing
+from heddle.server.http import http_server
+from heddle.server.serving import Phase, Serving
+from heddle.server.warmup import warm_up
+
+log = logging.getLogger("heddle.server")
+KEPT_CONNECTIONS = 16
+"""Beyond the limit, for health, readiness and metrics."""
+
+METRICS_PATH = "/metrics"
+
+OnReady = Callable[[Serving, str], None]
+"""Told once: what is served, and its URL."""
+
+
+def serve(
+    config: EngineConfig,
+    settings: ServerConfig,
+    *,
+    launch: LaunchInfo | None = None,
+    on_ready: OnReady,
+    say: Callable[[str], None],
+) -> int:
+    """Serve until a signal; returns the exit code.
+
+    Args:
+        config: of the engine.
+        settings: of the server.
+        launch: what a launcher told this process.
+        on_ready: told when requests are taken.
+        say: gets lines of the start-up.
+    Raises:
+        ConfigError: the address cannot be had, or keys cannot be read.
+        HeddleError: the engine did not start.
+    """
+    keys = KeyRing(read_keys(settings.api_key, settings.api_key_file))
+    listener = bind(settings)
+    try:
+        load = partial(LLM.from_config, config, launch=launch, on_compile=say)
+        serving = Serving(settings, config.model)
+        server = Server(load, serving, keys, listener, on_ready=on_ready, say=say)
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(_until_signals(server))
+    finally:
+        listener.close()
+        if settings.uds:
+            _remove_socket(settings.uds)
+
+
+def bind(settings: ServerConfig) -> socket.socket:
+    """The listening socket, bound before the model is loaded.
+
+    Raises:
+        ConfigError: the address is in use or not ours.
+    """
+    place = settings.uds or f"{settings.host}:{settings.port}"
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    listener = socket.socket(socket.AF_UNIX if settings.uds else family, socket.SOCK_STREAM)
+    try:
+        if settings.uds:
+            _remove_socket(settings.uds)
+            listener.bind(settings.uds)
+            os.chmod(settings.uds, stat.S_IRUSR | stat.S_IWUSR)
+        else:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((settings.host, settings.port))
+        listener.listen(2048)
+    except (OSError, OverflowError) as error:
+        listener.close()
+        raise ConfigError(f"cannot listen on {place}: {error}") from error
+    return listener
+
+
+def url_of(settings: ServerConfig, listener: socket.socket) -> str:
+    """Where clients find the server."""
+    if settings.uds:
+        return f"unix:{settings.uds}"
+    scheme = "https" if settings.ssl_certfile else "http"
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    return f"{scheme}://{host}:{listener.getsockname()[1]}"
+
+
+class Server:
+    """One run, from an open port to a closed one."""
+
+    def __init__(
+        self,
+        load: Callable[[], LLM],
+        serving: Serving,
+        keys: KeyRing,
+        listener: socket.socket,
+        *,
+        on_ready: OnReady,
+        say: Callable[[str], None],
+    ) -> None:
+        """Wire the parts.
+
+        Args:
+            load: loads the model; called in a thread.
+            serving: what is served.
+            keys: of clients.
+            listener: bound.
+            on_ready: told when requests are taken.
+            say: gets lines of the log that people need.
+        """
+        settings = serving.config
+        self._load_engine, self._settings, self.serving = load, settings, serving
+        self._listener, self._on_ready, self._say = listener, on_ready, say
+        self._http = http_server(
+            Guard(
+                create_app(serving),
+                keys=keys,
+                local_only=settings.is_loopback and not settings.uds,
+                origins=settings.allowed_origins,
+                open_paths=OPEN_PATHS if settings.metrics_key else OPEN_PATHS | {METRICS_PATH},
+                quiet_paths=frozenset(settings.disable_access_log_for_endpoints),
+                max_requests=settings.max_connections,
+            ),
+            max_connections=settings.max_connections + KEPT_CONNECTIONS,
+            keyfile=settings.ssl_keyfile,
+            certfile=settings.ssl_certfile,
+        )
+        self._stopped = asyncio.Event()
+        self._num_stops = 0
+
+    def stop(self) -> None:
+        """Drain and end; a second call does not wait for open requests. In the event loop."""
+        self._num_stops += 1
+        self._stopped.set()
+
+    async def run(self) -> int:
+        """Serve until `stop` or a failure; returns the exit code.
+
+        Raises:
+            HeddleError: the engine did not start.
+        """
+        http = asyncio.ensure_future(self._http.serve(sockets=[self._listener]))
+        loading = asyncio.ensure_future(self._load())
+        stopped: asyncio.Future[Any] = asyncio.ensure_future(self._stopped.wait())
+        try:
+            first: set[asyncio.Future[Any]] = {http, loading, stopped}
+            await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
+            if loading.done():
+                await self._serve_until_stopped(loading.result(), http, stopped)
+        finally:
+            if not loading.done():
+                self._say("stopping while the model loads")
+            await asyncio.wait({loading})
+            self._http.should_exit = True
+            self._http.force_exit = self._num_stops > 1
+            if loading.exception() is None:
+                await loading.result().close()
+            await asyncio.wait({http})
+            stopped.cancel()
+        if self.serving.phase is Phase.FAILED:
+            self._say(f"error: {self.serving.reason}")
+            return 1
+        return 0
+
+    async def _load(self) -> AsyncLLM:
+        llm = await asyncio.to_thread(self._load_engine)
+        engine = AsyncLLM(llm)
+        try:
+            await warm_up(engine)
+        except BaseException:
+            await engine.close()
+            raise
+        self.serving.begin(engine)
+        return engine
+
+    async def _serve_until_stopped(
+        self, engine: AsyncLLM, http: asyncio.Future[None], stopped: asyncio.Future[Any]
+    ) -> None:
+        self._on_ready(self.serving, url_of(self._settings, self._listener))
+        watch = asyncio.ensure_future(self._watch(engine))
+        first: set[asyncio.Future[Any]] = {http, watch, stopped}
+        await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
+        watch.cancel()
+        if stopped.done():
+            await self._drain()
+
+    async def _watch(self, engine: AsyncLLM) -> None:
+        """Return when the engine has failed."""
+        while engine.failure is None:
+            await asyncio.sleep(0.1)
+        self.serving.fail(f"the engine has failed: {engine.failure}")
+
+    async def _drain(self) -> None:
+        """Let open requests finish, within the limit and until a second signal."""
+        self.serving.drain("the server is stopping")
+        self._say(f"stopping: {self.serving.num_open} open requests")
+        end = time.monotonic() + self._settings.shutdown_timeout
+        while self.serving.num_open and time.monotonic() < end and self._num_stops < 2:
+            await asyncio.sleep(0.02)
+
+
+async def _until_signals(server: Server) -> int:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, server.stop)
+    return await server.run()
+
+
+def _remove_socket(path: str) -> None:
+    """Remove a socket that is left there; anything else stays and makes `bind` fail."""
+    with contextlib.suppress(FileNotFoundError):
+        if stat.S_ISSOCK(os.stat(path).st_mode):
+            os.unlink(path)

@@ -1,0 +1,414 @@
+"""What all handlers share: the engine behind the door, its names, and what it is doing now."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import hashlib
+import json
+import logging
+import time
+from collections.abc import AsyncGenerator, Awaitable, Sequence
+from enum import StrEnum
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from starlette.requests import Request
+
+from heddle import __version__
+from heddle.config.engine import ResolvedConfig
+from heddle.config.sampling import SamplingParams
+from heddle.engine.async_llm import AsyncLLM, Stream
+from heddle.engine.inputs import PromptInput
+from heddle.engine.llm import LLM
+from heddle.engine.outputs import RequestOutput
+from heddle.engine.prepared import PreparedRequest
+from heddle.engine.tokenizer import Tokenizer
+from heddle.errors import HeddleError, RankFailed, RequestError
+from heddle.scheduler.door import Door, Ticket
+from heddle.server.config import ServerConfig
+from heddle.server.errors import ApiError, from_request_error
+from heddle.server.sampling import model_defaults
+from heddle.server.sse import wait_until_gone
+
+log = logging.getLogger("heddle.server")
+MAX_IGNORED_NAMES = 256
+Result = TypeVar("Result")
+
+
+class Phase(StrEnum):
+    """Where the server is in its life."""
+
+    LOADING = "loading"
+    READY = "ready"
+    DRAINING = "draining"
+    FAILED = "failed"
+
+
+class ClientGone(Exception):
+    """Nobody waits for the answer any more."""
+
+
+class Serving:
+    """One model on offer."""
+
+    def __init__(self, config: ServerConfig, model: str) -> None:
+        """Begin without an engine.
+
+        Args:
+            config: of the server.
+            model: as it was given on the command line.
+        """
+        self.config = config
+        self.names = config.served_model_name or (model,)
+        self.created = int(time.time())
+        self.phase = Phase.LOADING
+        self.reason = "the model is loading"
+        self.num_open = 0
+        """Requests that have entered and not left."""
+        self._engine: AsyncLLM | None = None
+        self._door: Door | None = None
+        self._ignored: set[str] = set()
+        self._defaults: dict[str, Any] = {}
+        self._fingerprint = ""
+
+    # Life.
+
+    @cached_property
+    def template(self) -> str | None:
+        """Chat template in place of the model's; None: the model's."""
+        path = self.config.chat_template
+        return Path(path).read_text(encoding="utf-8") if path else None
+
+    @cached_property
+    def template_variables(self) -> dict[str, Any]:
+        """Variables of every chat template."""
+        found: dict[str, Any] = json.loads(self.config.default_chat_template_kwargs or "{}")
+        return found
+
+    def begin(self, engine: AsyncLLM) -> None:
+        """The engine is there, and every rank has run real steps."""
+        self._engine = engine
+        plan = engine.llm.plan
+        self._door = Door.from_config(plan.scheduler, self.kv_tokens_total, time.monotonic)
+        if self.config.generation_config == "auto":
+            self._defaults = model_defaults(plan.model_path)
+        digest = hashlib.sha256(repr((plan, self._defaults)).encode()).hexdigest()
+        self._fingerprint = f"heddle-{__version__}-{digest[:8]}"
+        self.phase, self.reason = Phase.READY, ""
+
+    def drain(self, reason: str) -> None:
+        """Take nothing new."""
+        if self.phase is not Phase.FAILED:
+            self.phase, self.reason = Phase.DRAINING, reason
+
+    def fail(self, reason: str) -> None:
+        """Nothing will be served any more."""
+        self.phase, self.reason = Phase.FAILED, reason
+
+    def look(self) -> Phase:
+        """The phase now, seen by asking the engine."""
+        if self._engine is not None and self._engine.failure is not None:
+            self.fail("the engine has failed")
+        return self.phase
+
+    @property
+    def engine(self) -> AsyncLLM:
+        """The engine, where new requests are taken.
+
+        Raises:
+            ApiError: not now.
+        """
+        if self._engine is None or self.look() is not Phase.READY:
+            raise ApiError(f"not ready: {self.reason}", "engine_unavailable")
+        return self._engine
+
+    @property
+    def running_engine(self) -> AsyncLLM | None:
+        """The engine, whatever the phase; None before it is loaded."""
+        return self._engine
+
+    # Facts.
+
+    @property
+    def plan(self) -> ResolvedConfig:
+        """What runs."""
+        return self._llm.plan
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """Of the model."""
+        return self._llm.get_tokenizer()
+
+    @property
+    def _llm(self) -> LLM:
+        """What is loaded, whether new requests are taken or not."""
+        if self._engine is None:
+            raise ApiError(f"not ready: {self.reason}", "engine_unavailable")
+        return self._engine.llm
+
+    @property
+    def max_model_len(self) -> int:
+        """Window in tokens."""
+        return self.plan.scheduler.max_model_len
+
+    @property
+    def kv_tokens_total(self) -> int:
+        """Tokens that the pools of all replicas store."""
+        return sum(
+            replica.cache.num_usable_blocks * replica.cache.virtual_block_size
+            for replica in self._llm.driver.replicas
+        )
+
+    @property
+    def longest_prompt(self) -> int:
+        """Tokens of the longest prompt that is accepted, with room for one token after it."""
+        usable = self._llm.driver.replicas[0].cache.usable_tokens
+        return min(self.max_model_len - 1, usable)
+
+    @property
+    def max_body_bytes(self) -> int:
+        """Largest body: room for a whole window as token ids."""
+        return 8 * self.max_model_len + (1 << 16)
+
+    @property
+    def sampling_defaults(self) -> dict[str, Any]:
+        """For fields that a request leaves out."""
+        return self._defaults
+
+    @property
+    def fingerprint(self) -> str:
+        """Of layout, model and sampling, for `system_fingerprint`."""
+        return self._fingerprint
+
+    def need_tokenizer(self) -> Tokenizer:
+        """The tokenizer.
+
+        Raises:
+            ApiError: this model has none.
+        """
+        tokenizer = self.tokenizer
+        if tokenizer is None:
+            raise ApiError("this model has no tokenizer; pass token ids to /v1/completions")
+        return tokenizer
+
+    def adapter_of(self, model: str | None) -> str | None:
+        """The adapter that a model name stands for; None: the model itself.
+
+        Raises:
+            ApiError: nobody has this name.
+        """
+        if model is None or model in self.names:
+            return None
+        adapters = self.engine.driver.adapters.names
+        if model in adapters:
+            return model
+        known = ", ".join((*self.names, *adapters)[:10])
+        raise ApiError(f"the model does not exist; models here: {known}", "model_not_found")
+
+    def note_ignored(self, names: Sequence[str]) -> None:
+        """Fields of a request that nobody knows; each is logged once."""
+        for name in names:
+            if name not in self._ignored and len(self._ignored) < MAX_IGNORED_NAMES:
+                self._ignored.add(name)
+                log.info("request field %s is not known here and is ignored", ascii(name)[:64])
+
+    # Requests.
+
+    async def submit(
+        self,
+        prompts: Sequence[PromptInput],
+        params: SamplingParams,
+        *,
+        adapter: str | None,
+        priority: int = 0,
+        needs_tokens: bool = True,
+        deadline: float | None = None,
+    ) -> Job:
+        """Queue a request's prompts: all of them, or none.
+
+        Args:
+            prompts: in order.
+            params: of each of them.
+            adapter: that they go through.
+            priority: lower is served earlier.
+            needs_tokens: False asks for no token at all (`max_tokens` 0).
+            deadline: time of the loop at which it is given up; None: never.
+        Raises:
+            ApiError: one of them is refused, or the engine takes nothing now.
+        """
+        engine = self.engine
+
+        def prepare() -> list[PreparedRequest]:
+            return [
+                engine.prepare(
+                    prompt, params, adapter, priority=priority, wants_tokens=needs_tokens
+                )
+                for prompt in prompts
+            ]
+
+        try:
+            prepared = await asyncio.to_thread(prepare)
+            self._check_prompt_logprobs(params, prepared)
+            return self._let_in(prepared, deadline)
+        except RequestError as refusal:
+            raise from_request_error(refusal) from None
+
+    def _let_in(self, prepared: Sequence[PreparedRequest], deadline: float | None) -> Job:
+        """Queue all of them, if the queue has room for all."""
+        assert self._door is not None
+        tickets: list[Ticket] = []
+        try:
+            for each in prepared:
+                tickets.append(self._door.enter(len(each.prompt.ids), each.room, each.params.n))
+            streams = [self.engine.submit(each) for each in prepared]
+        except BaseException:
+            for ticket in tickets:
+                self._door.left(ticket)
+            raise
+        return Job(self, streams, tickets, self._door, deadline)
+
+    def deadline(self, request: Request) -> float | None:
+        """When to give a request up, by its header `X-Request-Timeout-Ms` or by the setting.
+
+        Raises:
+            ApiError: the header is no positive number of milliseconds.
+        """
+        seconds = self.config.request_timeout
+        text = request.headers.get("x-request-timeout-ms")
+        if text is not None:
+            if not (text.isascii() and text.isdecimal() and int(text[:12]) > 0):
+                raise ApiError("X-Request-Timeout-Ms is a whole number of milliseconds above 0")
+            asked = int(text[:12]) / 1e3
+            seconds = min(seconds, asked) if seconds else asked
+        return asyncio.get_running_loop().time() + seconds if seconds else None
+
+    def _check_prompt_logprobs(
+        self, params: SamplingParams, prepared: Sequence[PreparedRequest]
+    ) -> None:
+        most = self.config.max_prompt_logprobs_tokens
+        longest = max(len(each.prompt.ids) for each in prepared)
+        if params.prompt_logprobs is not None and longest > most:
+            raise ApiError(
+                f"log-probabilities of a prompt of {longest} tokens; at most {most} here, see "
+                "--max-prompt-logprobs-tokens",
+                param="prompt_logprobs",
+            )
+
+    def explain(self, error: Exception) -> ApiError:
+        """What a client is told of an exception."""
+        if isinstance(error, ApiError):
+            return error
+        if isinstance(error, RequestError):
+            return from_request_error(error)
+        if isinstance(error, RankFailed):
+            return ApiError("the engine has failed", "engine_unavailable")
+        if isinstance(error, HeddleError):
+            return ApiError(f"not ready: {self.reason or 'closing'}", "engine_unavailable")
+        return ApiError("internal error", "internal_error")
+
+
+class Job:
+    """The prompts of one HTTP request, in the engine. Leaving it aborts what is open."""
+
+    def __init__(
+        self,
+        serving: Serving,
+        streams: Sequence[Stream],
+        tickets: Sequence[Ticket],
+        door: Door,
+        deadline: float | None,
+    ) -> None:
+        self.streams = tuple(streams)
+        self._tickets, self._door = tickets, door
+        for stream, ticket in zip(streams, tickets, strict=True):
+            stream.on_start = partial(door.started, ticket)
+        self._deadline = deadline
+        self._ended: set[tuple[int, int]] = set()
+        self._serving = serving
+        self._engine = serving.engine
+        serving.num_open += 1
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._serving.num_open -= 1
+        for stream, ticket in zip(self.streams, self._tickets, strict=True):
+            self._engine.abort(stream)
+            self._door.left(ticket)
+
+    async def news(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
+        """(index of the prompt, output) as they come, until all have ended.
+
+        Raises:
+            RequestError: one of them failed; the others are of no use any more.
+            ApiError: the deadline has passed.
+        """
+        loop = asyncio.get_running_loop()
+        waiting = {
+            asyncio.ensure_future(anext(stream)): index for index, stream in enumerate(self.streams)
+        }
+        try:
+            while waiting:
+                left = None if self._deadline is None else max(self._deadline - loop.time(), 0)
+                await asyncio.wait(waiting, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+                if left == 0:
+                    raise ApiError("the time limit of the request has passed", "request_timeout")
+                for done in [task for task in waiting if task.done()]:
+                    index = waiting.pop(done)
+                    output = done.result()
+                    if output.error is not None:
+                        raise output.error
+                    if not output.finished:
+                        waiting[asyncio.ensure_future(anext(self.streams[index]))] = index
+                    yield index, self._without_ended(index, output)
+        finally:
+            for task in waiting:
+                task.cancel()
+
+    def _without_ended(self, index: int, output: RequestOutput) -> RequestOutput:
+        """Leave out answers whose end was told before; the others go on."""
+        open_answers = tuple(
+            answer for answer in output.outputs if (index, answer.index) not in self._ended
+        )
+        self._ended |= {
+            (index, answer.index) for answer in open_answers if answer.finish_reason is not None
+        }
+        return dataclasses.replace(output, outputs=open_answers)
+
+    async def whole(self) -> list[RequestOutput]:
+        """The last output of each prompt, in order."""
+        found = {index: output async for index, output in self.news() if output.finished}
+        return [found[index] for index in range(len(self.streams))]
+
+    def progress_text(self) -> str:
+        """For a comment line: how much of the prompts is computed."""
+        known = [stream.progress for stream in self.streams if stream.progress is not None]
+        if not known:
+            return "waiting"
+        done, total = sum(p.num_computed for p in known), sum(p.num_total for p in known)
+        ahead = max(p.num_ahead for p in known)
+        if not any(p.is_running for p in known):
+            return f"waiting, {ahead} ahead"
+        return f"prefill {done}/{total}" if done < total else "decoding"
+
+
+async def while_there(request: Request, work: Awaitable[Result]) -> Result:
+    """The result of some work, given up when the client leaves.
+
+    Raises:
+        ClientGone: it has left.
+    """
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(wait_until_gone(request.receive))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientGone
+        return task.result()
+    finally:
+        for each in (task, gone):
+            each.cancel()
+        await asyncio.wait({task, gone})
