@@ -8,6 +8,7 @@ import pytest
 
 from heddle.comm.flight import Flights
 from heddle.errors import CollectiveTimeout, RankFailed
+from tests.support.processes import LONG_SECONDS
 
 
 class Work:
@@ -32,22 +33,24 @@ def begun(flights, *works):
 
 
 def test_work_lands_within_the_own_limit_or_the_deadline():
-    flights = Flights(5.0)
+    flights = Flights(600.0)
     work = Work()
     flights.land(begun(flights, work))
-    flights.deadline = time.monotonic() + 50
+    flights.deadline = time.monotonic() + 6000
     flights.land(begun(flights, work))
-    assert work.allowed == pytest.approx([5.0, 50.0], abs=0.5)
+    own, other = work.allowed
+    assert 300 < own <= 600 < 3000 < other <= 6000
 
 
 def test_a_deadline_counts_from_the_beginning_of_the_work():
     flights = Flights(0.2)
-    flight = begun(flights, Work(seconds=9))
+    work = Work(seconds=LONG_SECONDS)
+    flight = begun(flights, work)
     time.sleep(0.15)
-    started = time.monotonic()
     with pytest.raises(CollectiveTimeout, match=r"x: not done within 0.200 s"):
         flights.land(flight)
-    assert time.monotonic() - started < 0.12
+    (allowed,) = work.allowed
+    assert allowed <= 0.2 - 0.15 + 1e-6
 
 
 def test_work_that_ended_in_time_lands_after_its_deadline():
@@ -60,8 +63,8 @@ def test_work_that_ended_in_time_lands_after_its_deadline():
 
 
 def test_a_lost_peer_is_not_a_timeout():
-    flights = Flights(5.0)
-    with pytest.raises(RankFailed, match=r"x: a peer failed after 0\.0.* s: closed") as raised:
+    flights = Flights(LONG_SECONDS)
+    with pytest.raises(RankFailed, match=r"x: a peer failed after \d+\.\d+ s: closed") as raised:
         flights.land(begun(flights, Work(), Work(error="closed")))
     assert type(raised.value) is RankFailed
     assert str(raised.value.__cause__) == "closed"

@@ -7,12 +7,13 @@ import pytest
 
 from heddle.comm.rendezvous import Call, Failure, Hall
 from heddle.errors import CollectiveTimeout, PlanMismatch, RankFailed
+from tests.support.processes import LONG_SECONDS
 
 CALL = Call("all_gather", (2,), "torch.float32")
 PAIR = ((0, 1),)
 
 
-def soon(seconds=5.0):
+def soon(seconds=LONG_SECONDS):
     return time.monotonic() + seconds
 
 
@@ -43,7 +44,7 @@ def in_thread(function):
     thread.start()
 
     def join():
-        thread.join(10)
+        thread.join(2 * LONG_SECONDS)
         assert not thread.is_alive()
         return raised[0] if raised else None
 
@@ -102,7 +103,7 @@ def test_a_deadline_names_who_is_missing_and_ends_the_meeting():
     started = time.monotonic()
     with pytest.raises(CollectiveTimeout, match=r"rank 2 waited until noon; missing ranks: \[4, 7"):
         meeting.meet(1, CALL, 0, soon(0.1), "noon")
-    assert 0.09 < time.monotonic() - started < 2
+    assert time.monotonic() - started >= 0.1
     with pytest.raises(RankFailed, match="rank 2 failed first: CollectiveTimeout"):
         meeting.meet(0, CALL, 0, soon(), "")
 

@@ -18,6 +18,7 @@ from heddle.errors import (
     RankFailed,
     TopologyError,
 )
+from tests.support.processes import LONG_SECONDS, nothing_left
 
 DTYPES = [
     torch.float32,
@@ -49,7 +50,7 @@ def test_moves_keep_every_bit(size, shape, dtype):
         own = sent[group.rank]
         return group.all_gather(own), group.all_to_all(own)
 
-    for rank, (gathered, exchanged) in enumerate(ThreadGroup(size, 20).run(body)):
+    for rank, (gathered, exchanged) in enumerate(ThreadGroup(size).run(body)):
         assert gathered.dtype == exchanged.dtype == dtype
         assert torch.equal(gathered, sent)
         assert torch.equal(exchanged, sent[:, rank])
@@ -70,7 +71,7 @@ def test_sums_add_in_group_order_on_all_ranks(size, dtype, seed):
         group = world.group("tp", [range(size)])
         return group.all_reduce(sent[group.rank]), group.reduce_scatter(sent[group.rank])
 
-    for rank, (reduced, scattered) in enumerate(ThreadGroup(size, 20).run(body)):
+    for rank, (reduced, scattered) in enumerate(ThreadGroup(size).run(body)):
         assert torch.equal(reduced, total)
         assert torch.equal(scattered, total[rank])
 
@@ -95,7 +96,7 @@ def test_a_ring_of_shifts_brings_every_shard_to_every_rank(size, shape, dtype, o
             held.append(group.shift(held[-1]).wait())
         return group.rank, held
 
-    for place, held in ThreadGroup(size, 20).run(body):
+    for place, held in ThreadGroup(size).run(body):
         for step, shard in enumerate(held):
             assert shard.dtype == dtype
             assert torch.equal(shard, shards[(place - step) % size])
@@ -108,7 +109,7 @@ def test_work_goes_on_while_a_shift_is_under_way():
     def body(world):
         group, other = whole(world), world.group("tp", [[0, 2], [1]])
         if group.rank == 1:
-            assert worked.wait(5)
+            assert worked.wait(LONG_SECONDS)
             came.set()
         own = torch.tensor([group.rank])
         first, second = group.shift(own), group.shift(own + 10)
@@ -143,7 +144,7 @@ def test_a_pipeline_hands_every_tensor_on_in_order(shapes, dtype):
                 group.send(here, group.rank + 1)
         return held
 
-    for held in ThreadGroup(3, 20).run(body):
+    for held in ThreadGroup(3).run(body):
         for found, tensor in zip(held, sent, strict=True):
             assert found.dtype == dtype
             assert torch.equal(found, tensor)
@@ -222,29 +223,40 @@ TRANSFERS = [begin_shift_then_wait, send_to_one, receive_from_one]
 
 @pytest.mark.parametrize("transfer", TRANSFERS)
 def test_a_transfer_ends_at_its_deadline(transfer):
+    over = threading.Event()
+
     def body(world):
         group = world.group("pp", [[0, 1]])
-        group.set_deadline(time.monotonic() + 0.3)
-        transfer(group)
         if group.rank == 1:
-            time.sleep(1.0)
+            over.wait(LONG_SECONDS)
+            return
+        group.set_deadline(time.monotonic() + 0.3)
+        try:
+            transfer(group)
+        finally:
+            over.set()
 
     started = time.monotonic()
     with pytest.raises(CollectiveTimeout, match=r"waited until the deadline; missing ranks: \[1\]"):
         ThreadGroup(2).run(body)
-    assert 0.29 < time.monotonic() - started < 5
+    assert time.monotonic() - started >= 0.3
 
 
 def test_a_shift_keeps_the_deadline_of_its_beginning():
+    over = threading.Event()
+
     def body(world):
         group = world.group("pp", [[0, 1]])
         if group.rank == 1:
-            time.sleep(1.0)
+            over.wait(LONG_SECONDS)
             return
         group.set_deadline(time.monotonic() + 0.2)
         arriving = group.shift(torch.ones(1))
         group.set_deadline(None)
-        arriving.wait()
+        try:
+            arriving.wait()
+        finally:
+            over.set()
 
     with pytest.raises(CollectiveTimeout, match="waited until the deadline"):
         ThreadGroup(2).run(body)
@@ -263,10 +275,10 @@ def test_a_peer_that_raised_or_left_ends_a_transfer_at_once(transfer):
 
     started = time.monotonic()
     with pytest.raises(LookupError, match="lost"):
-        ThreadGroup(2).run(raising)
+        ThreadGroup(2, LONG_SECONDS).run(raising)
     with pytest.raises(PlanMismatch, match=r"ranks \[1\] returned without making it"):
-        ThreadGroup(2).run(leaving)
-    assert time.monotonic() - started < 5
+        ThreadGroup(2, LONG_SECONDS).run(leaving)
+    assert time.monotonic() - started < LONG_SECONDS / 2
 
 
 def test_group_order_is_that_of_the_list():
@@ -327,8 +339,8 @@ def test_the_first_exception_is_raised_with_rank_and_traceback():
 
     started = time.monotonic()
     with pytest.raises(LookupError, match="lost") as raised:
-        ThreadGroup(3).run(body)
-    assert time.monotonic() - started < 5
+        ThreadGroup(3, LONG_SECONDS).run(body)
+    assert time.monotonic() - started < LONG_SECONDS / 2
     assert raised.value.__notes__ == ["raised on rank 1 of 3"]
     assert "explode_here" in "".join(traceback.format_exception(raised.value))
 
@@ -348,21 +360,28 @@ def test_a_rank_that_returns_early_does_not_hang_the_others():
 
     started = time.monotonic()
     with pytest.raises(PlanMismatch, match=r"ranks \[1\] returned without making it"):
-        ThreadGroup(3).run(body)
-    assert time.monotonic() - started < 5
+        ThreadGroup(3, LONG_SECONDS).run(body)
+    assert time.monotonic() - started < LONG_SECONDS / 2
 
 
 def test_a_deadline_holds_for_every_later_call():
+    over, ready = threading.Event(), threading.Barrier(2, timeout=LONG_SECONDS)
+
     def body(world):
-        group = whole(world)
-        group.set_deadline(time.monotonic() + 0.6)
+        group = world.group("dcp", [[0, 1]])
+        ready.wait()
+        group.set_deadline(time.monotonic() + 1.5)
         group.all_reduce(torch.ones(1))
         if world.global_rank == 1:
-            time.sleep(1.5)
-        group.all_reduce(torch.ones(1))
+            over.wait(LONG_SECONDS)
+            return
+        try:
+            group.all_reduce(torch.ones(1))
+        finally:
+            over.set()
 
     with pytest.raises(CollectiveTimeout, match=r"waited until the deadline; missing ranks: \[1\]"):
-        ThreadGroup(3).run(body)
+        ThreadGroup(2).run(body)
 
 
 def test_a_deadline_beyond_the_limit_of_the_group_is_waited_for():
@@ -370,7 +389,7 @@ def test_a_deadline_beyond_the_limit_of_the_group_is_waited_for():
 
     def body(world):
         group = world.group("tp", [[0, 1]])
-        group.set_deadline(time.monotonic() + 30)
+        group.set_deadline(time.monotonic() + LONG_SECONDS)
         if world.global_rank == 1:
             time.sleep(0.5)
         return int(group.all_reduce(torch.tensor(1)))
@@ -379,16 +398,22 @@ def test_a_deadline_beyond_the_limit_of_the_group_is_waited_for():
 
 
 def test_without_a_deadline_the_limit_of_the_group_holds():
+    over = threading.Event()
+
     def body(world):
-        group = whole(world)
-        group.set_deadline(time.monotonic() + 60)
+        group = world.group("tp", [[0, 1]])
+        group.set_deadline(time.monotonic() + LONG_SECONDS)
         group.set_deadline(None)
         if world.global_rank == 0:
-            time.sleep(1.0)
-        group.all_reduce(torch.ones(1))
+            over.wait(LONG_SECONDS)
+            return
+        try:
+            group.all_reduce(torch.ones(1))
+        finally:
+            over.set()
 
     with pytest.raises(CollectiveTimeout, match=r"the group limit of 0.1 s; missing ranks: \[0\]"):
-        ThreadGroup(3, timeout_seconds=0.1).run(body)
+        ThreadGroup(2, timeout_seconds=0.1).run(body)
 
 
 def test_a_failed_run_leaves_the_next_one_alone():
@@ -399,9 +424,8 @@ def test_a_failed_run_leaves_the_next_one_alone():
 
     with pytest.raises(RuntimeError, match="once"):
         group.run(fail)
-    before = threading.active_count()
-    assert group.run(lambda world: world.global_rank) == [0, 1]
-    assert threading.active_count() == before
+    with nothing_left():
+        assert group.run(lambda world: world.global_rank) == [0, 1]
 
 
 def test_an_owner_of_threads_can_abort_a_waiting_rank():
@@ -418,7 +442,7 @@ def test_an_owner_of_threads_can_abort_a_waiting_rank():
     thread.start()
     time.sleep(0.05)  # whether it waits already or comes later, it is told
     group.abort(ValueError("bad step"), rank=1)
-    thread.join(5)
+    thread.join(LONG_SECONDS)
     assert raised == ["rank 1 failed first: ValueError: bad step"]
     with pytest.raises(RankFailed, match="bad step"):
         group.world(1).group("tp", [[0, 1]]).all_reduce(torch.ones(1))
@@ -431,9 +455,9 @@ def test_an_interrupted_caller_leaves_no_rank_waiting():
     def body(world):
         group = world.group("tp", [[0, 1]])
         if world.global_rank == 1:
-            formed.wait(10)  # else the other rank may still be about to form its group
+            formed.wait(LONG_SECONDS)  # else the other rank may still be about to form its group
             _thread.interrupt_main()
-            released.wait(10)
+            released.wait(LONG_SECONDS)
             return
         formed.set()
         try:
@@ -443,8 +467,8 @@ def test_an_interrupted_caller_leaves_no_rank_waiting():
             ended.set()
 
     with pytest.raises(KeyboardInterrupt):
-        ThreadGroup(2, timeout_seconds=20).run(body)
-    ended.wait(5)
+        ThreadGroup(2, LONG_SECONDS).run(body)
+    ended.wait(LONG_SECONDS)
     released.set()
     assert told == ["the world was ended: KeyboardInterrupt: "]
 

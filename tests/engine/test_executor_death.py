@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.support.processes import is_running, seconds_until
+from tests.support.processes import LONG_SECONDS, is_running, seconds_until
 
 WATCHED = """
 import sys, time
@@ -16,7 +16,7 @@ from heddle.engine.executors.death import DeathWatch
 watch = DeathWatch(int(sys.argv[1]))
 watch.clean_up = sys.argv[2]
 print("watching", flush=True)
-time.sleep(60)
+time.sleep(300)
 """
 
 PARENT = """
@@ -26,10 +26,10 @@ pid = os.fork()
 if pid == 0:
     die_with_parent()
     os.kill(os.getpid(), signal.SIGSTOP)
-    time.sleep(60)
+    time.sleep(300)
 os.waitpid(pid, os.WUNTRACED)
 print(pid, flush=True)
-time.sleep(60)
+time.sleep(300)
 """
 
 
@@ -48,7 +48,7 @@ def test_the_watch_ends_the_process_with_the_pipe_and_removes_the_folder(tmp_pat
     assert process.poll() is None
     assert folder.exists()
     os.close(write_end)
-    assert process.wait(10) == 1
+    assert process.wait(LONG_SECONDS) == 1
     assert not folder.exists()
     process.stdout.close()
     os.close(read_end)
@@ -62,4 +62,4 @@ def test_a_stopped_process_dies_with_its_parent() -> None:
     parent.send_signal(signal.SIGKILL)
     parent.wait()
     parent.stdout.close()
-    assert seconds_until(lambda: not is_running(child)) < 5.0
+    assert seconds_until(lambda: not is_running(child)) < LONG_SECONDS

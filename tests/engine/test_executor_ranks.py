@@ -11,7 +11,7 @@ from heddle.engine.executors.frames import encode_frame
 from heddle.engine.executors.launcher import STATUS, RankDescriptors, RankHandle, RankLauncher
 from heddle.engine.executors.messages import Failed, Progress, Ready
 from heddle.engine.executors.ranks import Ended, RankProcesses
-from tests.support.processes import num_descriptors
+from tests.support.processes import LONG_SECONDS, nothing_left
 
 
 class PlayedRank:
@@ -43,7 +43,7 @@ def launched(num_ranks: int) -> tuple[RankProcesses, list[PlayedRank]]:
     launcher = PlayedLauncher()
     labels = [f"rank{rank}" for rank in range(num_ranks)]
     ranks = RankProcesses(labels, cast(RankLauncher, launcher), owns_launcher=False)
-    ranks.launch(time.monotonic() + 5.0)
+    ranks.launch(time.monotonic() + LONG_SECONDS)
     return ranks, launcher.ranks
 
 
@@ -52,20 +52,19 @@ def events_of(ranks: RankProcesses) -> list[tuple[int, Any]]:
 
 
 def test_what_a_rank_said_before_its_end_comes_before_its_end() -> None:
-    before = num_descriptors()
-    ranks, (zero, one) = launched(2)
-    last = Failed("ValueError: boom", "RankFailed", "", False, False)
-    # The end becomes readable first.
-    one.end(-9)
-    one.channel.sendall(encode_frame(Ready()) + encode_frame(last))
-    one.channel.close()
-    assert events_of(ranks) == [(1, Ready()), (1, last), (1, Ended(-9))]
-    zero.channel.close()
-    zero.end(0)
-    assert events_of(ranks) == [(0, Ended(0))]
-    assert events_of(ranks) == []
-    ranks.close()
-    assert num_descriptors() == before
+    with nothing_left():
+        ranks, (zero, one) = launched(2)
+        last = Failed("ValueError: boom", "RankFailed", "", False, False)
+        # The end becomes readable first.
+        one.end(-9)
+        one.channel.sendall(encode_frame(Ready()) + encode_frame(last))
+        one.channel.close()
+        assert events_of(ranks) == [(1, Ready()), (1, last), (1, Ended(-9))]
+        zero.channel.close()
+        zero.end(0)
+        assert events_of(ranks) == [(0, Ended(0))]
+        assert events_of(ranks) == []
+        ranks.close()
 
 
 def test_half_a_message_waits_for_its_other_half() -> None:

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 import pytest
 
 from heddle.engine.executors.relay import OutputRelay, format_line
+from tests.support.processes import nothing_left
 
 NOW = datetime(2026, 11, 29, 22, 41, 7, 123999, UTC)
 
@@ -60,6 +61,5 @@ def test_close_does_not_wait_for_a_stranger_that_holds_the_pipe() -> None:
 
 
 def test_a_relay_that_never_started_frees_its_pipes() -> None:
-    before = len(os.listdir("/proc/self/fd"))
-    OutputRelay(["rank0", "rank1"]).close()
-    assert len(os.listdir("/proc/self/fd")) == before
+    with nothing_left():
+        OutputRelay(["rank0", "rank1"]).close()

@@ -9,15 +9,16 @@ from typing import Any
 
 import pytest
 
+from heddle.engine.executors import deadline, processes
 from heddle.engine.executors.launcher import RankLauncher
 from heddle.engine.executors.lifecycle import ManagedExecutor
 from heddle.engine.executors.processes import ProcessesExecutor
 from heddle.engine.executors.threads import ThreadsExecutor
 from heddle.errors import PlanMismatch, RankFailed
 from tests.support.fake_worker import FAKE, fake_batch, fake_config
-from tests.support.processes import is_alive
+from tests.support.processes import LONG_SECONDS, is_alive
 
-pytestmark = [pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.timeout(1200)]
 WARM = ("torch", "heddle.comm.shared_memory.world", "tests.support.fake_worker")
 Create = Callable[..., ManagedExecutor]
 
@@ -30,7 +31,13 @@ def launcher() -> Iterator[RankLauncher]:
 
 
 @pytest.fixture(params=["threads", pytest.param("processes", marks=pytest.mark.dist)])
-def create(request: pytest.FixtureRequest, launcher: RankLauncher) -> Create:
+def create(
+    request: pytest.FixtureRequest, launcher: RankLauncher, monkeypatch: pytest.MonkeyPatch
+) -> Create:
+    # Limits that a test does not set itself must not end a wait, however busy the machine is.
+    monkeypatch.setattr(deadline, "FLOOR_SECONDS", LONG_SECONDS)
+    monkeypatch.setattr(processes, "_SETTLE_SECONDS", LONG_SECONDS)
+
     def create_with(script: dict[str, str], **options: Any) -> ManagedExecutor:
         resolved = fake_config(script, **options)
         if request.param == "threads":
@@ -42,6 +49,14 @@ def create(request: pytest.FixtureRequest, launcher: RankLauncher) -> Create:
 
 def step(number: int) -> tuple[Any, int]:
     return fake_batch(number), 40 + number
+
+
+@pytest.fixture
+def released(tmp_path: Path) -> Iterator[Path]:
+    """A file that ranks wait for, LONG_SECONDS at most; it comes when the test is over."""
+    path = tmp_path / "released"
+    yield path
+    path.touch()  # a thread cannot be ended
 
 
 def test_the_first_stage_works_on_the_next_step_while_the_last_is_busy(
@@ -84,33 +99,35 @@ def test_each_replica_gets_its_own_batch(create: Create) -> None:
         assert executor.execute(*step(6))[0].step == 6  # the question broke nothing
 
 
-def test_a_failure_in_one_replica_ends_all_and_is_named(create: Create) -> None:
-    with create({"3:7": "raise", "0:0": "sleep 5"}, dp=2, tp=2) as executor:
+def test_a_failure_in_one_replica_ends_all_and_is_named(create: Create, released: Path) -> None:
+    with create({"3:7": "raise", "0:0": f"wait {released}"}, dp=2, tp=2) as executor:
         executor.submit({0: step(0), 1: step(7)})
         started = time.monotonic()
         with pytest.raises(RankFailed, match=r"rank3 dp1 tp1 pcp0 dcp0 failed in step 7 .*boom"):
             executor.collect(0)
-        assert time.monotonic() - started < 4.0
+        assert time.monotonic() - started < LONG_SECONDS / 2
         with pytest.raises(RankFailed, match=r"step 1 is refused.*because rank3 dp1"):
             executor.submit({0: step(1)})
 
 
-def test_the_step_is_named_in_which_the_rank_failed_not_the_oldest(create: Create) -> None:
-    with create({"0:1": "raise", "1:0": "sleep 5"}, pp=2) as executor:
+def test_the_step_is_named_in_which_the_rank_failed_not_the_oldest(
+    create: Create, released: Path
+) -> None:
+    with create({"0:1": "raise", "1:0": f"wait {released}"}, pp=2) as executor:
         executor.submit({0: step(0)})
         executor.submit({0: step(1)})
         with pytest.raises(RankFailed, match=r"rank0 pp0 tp0 pcp0 dcp0 failed in step 1 .*boom"):
             executor.collect(0)
 
 
-def test_the_silent_rank_of_a_late_replica_is_named(create: Create) -> None:
-    script = {"1:0": "sleep 4", "0:1": "sleep 4"}
-    with create(script, dp=2, step_timeout_seconds=1.0) as executor:
+def test_the_silent_rank_of_a_late_replica_is_named(create: Create, released: Path) -> None:
+    script = {"1:0": f"wait {released}", "0:1": f"wait {released}"}
+    with create(script, dp=2, step_timeout_seconds=3.0) as executor:
         executor.submit({0: step(0), 1: step(0)})
         assert executor.first_done() == 0
         executor.collect(0)
-        time.sleep(0.6)
-        executor.submit({0: step(1)})  # it sleeps as well, and has time left
+        time.sleep(2.0)
+        executor.submit({0: step(1)})  # it waits as well, and has time left
         with pytest.raises(RankFailed) as caught:
             executor.first_done()
     text = str(caught.value)
@@ -120,19 +137,21 @@ def test_the_silent_rank_of_a_late_replica_is_named(create: Create) -> None:
 
 
 def test_a_driver_that_comes_late_itself_takes_what_is_there(create: Create) -> None:
-    with create({}, step_timeout_seconds=0.5) as executor:
+    with create({}, step_timeout_seconds=1.0) as executor:
         executor.submit({0: step(0)})
-        time.sleep(0.8)
+        time.sleep(1.5)
         assert executor.collect(0)[0].step == 0
 
 
-def test_closing_in_the_middle_of_steps_does_not_wait_for_them(create: Create) -> None:
-    with create({"1:0": "sleep 8"}, pp=2) as executor:
+def test_closing_in_the_middle_of_steps_does_not_wait_for_them(
+    create: Create, released: Path
+) -> None:
+    with create({"1:0": f"wait {released}"}, pp=2) as executor:
         pids = executor.pids if isinstance(executor, ProcessesExecutor) else ()
         executor.submit({0: step(0)})
         executor.submit({0: step(1)})
         started = time.monotonic()
-    assert time.monotonic() - started < 3.0
+    assert time.monotonic() - started < LONG_SECONDS / 2
     assert not any(map(is_alive, pids))
 
 

@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
+from types import SimpleNamespace
 
 import pytest
 
+from heddle.engine.executors import waiting
 from heddle.engine.executors.failure import Failure
 from heddle.engine.executors.lifecycle import RanksFailed
 from heddle.engine.executors.waiting import Roll, await_answers
 
 
+class Clock:
+    """Time passes only where somebody waits."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Played.clock = Clock()
+    monkeypatch.setattr(waiting, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    return clock
+
+
 class Played:
     """Each poll gives the next batch of events; then there is silence."""
+
+    clock: Clock
 
     def __init__(self, *polls: list[tuple[int, str | Failure]], patience: float = 0.0) -> None:
         self.polls = list(polls)
@@ -22,7 +39,7 @@ class Played:
     def poll(self, timeout: float) -> list[tuple[int, str | Failure]]:
         if self.polls:
             return self.polls.pop(0)
-        time.sleep(timeout)
+        self.clock.now += timeout
         return []
 
     def patience(self, failure: Failure) -> float:
@@ -37,7 +54,7 @@ LOST = Failure(rank=0, text="peer lost", is_derived=True)
 
 def run(source: Played, world_size: int = 3, limit: float = 0.2) -> list[str]:
     roll: Roll[str] = Roll(world_size)
-    await_answers(source, roll, time.monotonic() + limit, limit)
+    await_answers(source, roll, source.clock.now + limit, limit)
     return roll.answers
 
 
@@ -57,11 +74,11 @@ def test_silence_until_the_deadline_is_a_failure_of_the_silent() -> None:
     assert failures_of(Played([(1, "b")])) == [(0, "silent for 0.2 s"), (2, "silent for 0.2 s")]
 
 
-def test_a_cause_ends_the_wait_at_once_and_nobody_is_blamed_for_silence() -> None:
-    started = time.monotonic()
+def test_a_cause_ends_the_wait_at_once_and_nobody_is_blamed_for_silence(clock: Clock) -> None:
+    started = clock.now
     cause = Failure(rank=2, text="boom")
     assert failures_of(Played([(0, "a")], [(2, cause)])) == [(2, "boom")]
-    assert time.monotonic() - started < 0.15
+    assert clock.now == started
 
 
 def test_a_lost_peer_is_explained_by_what_comes_soon_after() -> None:
@@ -70,9 +87,11 @@ def test_a_lost_peer_is_explained_by_what_comes_soon_after() -> None:
     assert failures_of(source) == [(0, "peer lost"), (2, "killed")]
 
 
-def test_a_lost_peer_without_an_explanation_blames_the_silent() -> None:
+def test_a_lost_peer_without_an_explanation_blames_the_silent(clock: Clock) -> None:
+    started = clock.now
     found = failures_of(Played([(0, LOST), (1, "b")], patience=0.05))
     assert [rank for rank, _ in found] == [0, 2]
+    assert clock.now == pytest.approx(started + 0.05)
 
 
 def test_the_end_of_a_rank_that_has_failed_is_no_news() -> None:

@@ -4,31 +4,42 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 
 from heddle.config import ResolvedConfig
 from heddle.engine.executors import create_executor
+from heddle.engine.executors import threads as threads_module
 from heddle.engine.executors.inline import InlineExecutor
 from heddle.engine.executors.threads import ThreadsExecutor
 from heddle.errors import ConfigError, HeddleError, ModelFileError, PlanMismatch, RankFailed
 from tests.support.fake_worker import FAKE, fake_batch, fake_config
+from tests.support.processes import LONG_SECONDS, seconds_until
 
 
 def threads(resolved: ResolvedConfig) -> ThreadsExecutor:
     return ThreadsExecutor(resolved, worker=FAKE)
 
 
-def rank_threads() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("heddle-")]
+class RankThreads:
+    """Threads of ranks that were not there before: those of earlier tests may still end."""
+
+    def __init__(self) -> None:
+        self._earlier = set(threading.enumerate())
+
+    def names(self) -> list[str]:
+        new = [thread for thread in threading.enumerate() if thread not in self._earlier]
+        return [thread.name for thread in new if thread.name.startswith("heddle-")]
 
 
 def test_inline_runs_in_the_callers_thread() -> None:
-    before = torch.get_num_threads()
+    before, rank_threads = torch.get_num_threads(), RankThreads()
     with InlineExecutor(fake_config(num_threads=2), worker=FAKE) as executor:
         assert torch.get_num_threads() == 2
-        assert not rank_threads()
+        assert not rank_threads.names()
         (reply,) = executor.execute(fake_batch(5), 99)
         assert (reply.step, reply.digest, reply.sampled[0].token_id) == (5, 99, 5)
         assert len(executor.workers) == 1
@@ -51,17 +62,14 @@ def test_replies_come_in_order_of_rank() -> None:
 
 
 def test_thread_ranks_persist_over_steps_and_end_with_close() -> None:
+    rank_threads = RankThreads()
     with threads(fake_config(tp=3)) as executor:
-        names = rank_threads()
+        names = rank_threads.names()
         for step in range(5):
             executor.execute(fake_batch(step), step)
-        assert rank_threads() == names == ["heddle-rank0", "heddle-rank1", "heddle-rank2"]
+        assert rank_threads.names() == names == ["heddle-rank0", "heddle-rank1", "heddle-rank2"]
     executor.close()
-    for _ in range(100):
-        if not rank_threads():
-            break
-        time.sleep(0.02)
-    assert not rank_threads()
+    assert seconds_until(lambda: not rank_threads.names()) < LONG_SECONDS
 
 
 @pytest.mark.parametrize("rank", [0, 1, 2])
@@ -99,10 +107,13 @@ def test_a_rank_that_raises_before_its_groups_does_not_leave_peers_waiting() -> 
     started = time.monotonic()
     with pytest.raises(RankFailed, match=r"rank1 .* failed while starting: ValueError: boom"):
         threads(fake_config({"1:before": "raise"}, tp=2)).start()
-    assert time.monotonic() - started < 10.0
+    assert time.monotonic() - started < LONG_SECONDS / 2  # the peers' own limit is twice that
 
 
-def test_peers_of_a_failed_rank_are_released_and_follow_its_cause() -> None:
+def test_peers_of_a_failed_rank_are_released_and_follow_its_cause(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(threads_module, "_SETTLE_SECONDS", LONG_SECONDS)
     with (
         threads(fake_config({"1:0": "raise"}, tp=2)) as executor,
         pytest.raises(RankFailed, match=r"(?s)rank1 .*ValueError: boom.*then rank0 .*RankFailed"),
@@ -110,8 +121,16 @@ def test_peers_of_a_failed_rank_are_released_and_follow_its_cause() -> None:
         executor.execute(fake_batch(0), 0)
 
 
-def test_a_late_rank_is_named_when_its_peers_time_out() -> None:
-    resolved = fake_config({"1:2": "sleep 3"}, tp=2, step_timeout_seconds=0.5)
+@pytest.fixture
+def released(tmp_path: Path) -> Iterator[Path]:
+    """A file that a rank waits for; it comes when the test is over."""
+    path = tmp_path / "released"
+    yield path
+    path.touch()  # a thread cannot be ended
+
+
+def test_a_late_rank_is_named_when_its_peers_time_out(released: Path) -> None:
+    resolved = fake_config({"1:2": f"wait {released}"}, tp=2, step_timeout_seconds=3.0)
     with threads(resolved) as executor:
         executor.execute(fake_batch(1), 0)
         with pytest.raises(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,24 +18,30 @@ from typing import Any
 
 import pytest
 
-from heddle.engine.executors import create_executor
+from heddle.engine.executors import create_executor, deadline, processes
+from heddle.engine.executors import ranks as ranks_module
 from heddle.engine.executors.launcher import RankLauncher
 from heddle.engine.executors.processes import ProcessesExecutor
 from heddle.errors import ModelFileError, PlanMismatch, RankFailed
 from tests.support.fake_worker import FAKE, fake_batch, fake_config
 from tests.support.processes import (
+    LONG_SECONDS,
+    await_file,
     children_of,
+    command_line,
     is_alive,
     is_running,
     listening_addresses,
-    num_descriptors,
+    nothing_left,
     num_threads,
     seconds_until,
 )
 
-pytestmark = [pytest.mark.dist, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.dist, pytest.mark.timeout(1200)]
 ROOT = Path(__file__).parents[2]
 WARM = ("torch", "heddle.comm.shared_memory.world", "tests.support.fake_worker")
+LIMIT_SECONDS = 5.0
+"""Of steps that hang: the fifth of it that is left when collectives end is for saying so."""
 
 
 @pytest.fixture(scope="module")
@@ -48,17 +55,24 @@ def launcher() -> Iterator[RankLauncher]:
 
 
 @pytest.fixture(autouse=True)
-def nothing_left(
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Limits that a test does not set itself must not end a wait, however busy the machine is."""
+    monkeypatch.setattr(deadline, "FLOOR_SECONDS", LONG_SECONDS)
+    monkeypatch.setattr(processes, "_SETTLE_SECONDS", LONG_SECONDS)
+    monkeypatch.setattr(ranks_module, "_STOP_SECONDS", LONG_SECONDS)
+    monkeypatch.setattr(ranks_module, "_REAP_SECONDS", LONG_SECONDS)
+
+
+@pytest.fixture(autouse=True)
+def every_test_leaves_nothing(
     launcher: RankLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[None]:
-    """Every test ends with the descriptors, threads, ranks and files it began with."""
+    """No descriptor, thread, rank or file is there after a test that was not there before."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    before = num_descriptors(), threading.active_count(), num_descriptors(launcher.pid)
-    yield
-    gc.collect()
-    assert children_of(launcher.pid) == set()
-    after = num_descriptors(), threading.active_count(), num_descriptors(launcher.pid)
-    assert after == before
+    with nothing_left(launcher.pid):
+        yield
+        gc.collect()
+        assert children_of(launcher.pid) == set()
     assert list(tmp_path.glob("heddle-*")) == []
 
 
@@ -87,15 +101,18 @@ def test_replies_come_in_order_of_rank_from_processes_that_persist(create: Any) 
     assert not any(map(is_alive, pids))
 
 
-def test_later_ranks_start_fast_and_close_fast(create: Any) -> None:
+def test_later_ranks_are_forks_of_the_warm_launcher_and_leave_when_asked(
+    create: Any, launcher: RankLauncher
+) -> None:
     started = time.monotonic()
-    with create():
+    with create() as executor:
         ready = time.monotonic() - started
+        # A new program in their place would have to import torch again.
+        assert {*map(command_line, executor.pids)} == {command_line(launcher.pid)}
         started = time.monotonic()
     closed = time.monotonic() - started
     print(f"start {ready:.3f} s, close {closed:.3f} s")
-    assert ready < 3.0  # 0.12 s when nothing else runs
-    assert closed < 2.0
+    assert closed < LONG_SECONDS / 2  # ranks that do not leave are killed at LONG_SECONDS
 
 
 @pytest.mark.parametrize("library", ["shm", "gloo"])
@@ -121,7 +138,7 @@ def test_the_rank_at_fault_is_named_at_once(
         print(f"{fault} on rank {rank}: {detected:.3f} s")
         who = f"rank{rank} tp{rank} pcp0 dcp0 failed in step 4 of epoch 2: "
         assert first_line(caught.value).startswith(who + words)
-        assert detected < 3.0  # 0.02 s when nothing else runs; the step's limit is 20 s
+        assert detected < LONG_SECONDS / 2  # 0.02 s when nothing else runs; the limit is twice that
         assert executor.pids == ()
         with pytest.raises(RankFailed, match=rf"step 5 is refused.*closed because rank{rank} "):
             executor.execute(fake_batch(5), 0)
@@ -140,23 +157,29 @@ def test_a_rank_that_dies_between_steps_is_named_at_the_next(create: Any) -> Non
             executor.execute(fake_batch(1), 0)
 
 
+def silence_in(text: str) -> float:
+    """After how many seconds a rank was given up."""
+    (seconds,) = re.findall(r"it did not answer within (\d+\.\d) s", text)
+    return float(seconds)
+
+
 @pytest.mark.parametrize(
     ("fault", "frame"),
-    [("stop", "in _act"), ("sleep 30", "in sleep_on_purpose"), ("spin 30", "in _act")],
+    [("stop", "in _act"), ("sleep 600", "in sleep_on_purpose"), ("spin 600", "in _act")],
 )
 def test_a_hung_rank_is_named_by_the_deadline_with_its_stacks(
-    create: Any, fault: str, frame: str
+    create: Any, fault: str, frame: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with create({"1:2": fault}, step_timeout_seconds=1.5) as executor:
+    # All of it is waited for where a rank is gone already.
+    monkeypatch.setattr(ranks_module, "_STACKS_SECONDS", 2.0)
+    with create({"1:2": fault}, step_timeout_seconds=LIMIT_SECONDS) as executor:
         executor.execute(fake_batch(1), 0)
-        started = time.monotonic()
         with pytest.raises(RankFailed) as caught:
             executor.execute(fake_batch(2), 0)
-        assert 1.4 < time.monotonic() - started < 5.0
     text = str(caught.value)
-    assert first_line(caught.value) == (
-        "rank1 tp1 pcp0 dcp0 failed in step 2 of epoch 0: it did not answer within 1.5 s"
-    )
+    first = first_line(caught.value)
+    assert first.startswith("rank1 tp1 pcp0 dcp0 failed in step 2 of epoch 0: it did not answer")
+    assert silence_in(first) >= LIMIT_SECONDS
     assert frame in text
     assert "then rank0 tp0 pcp0 dcp0: CollectiveTimeout" in text
 
@@ -168,7 +191,7 @@ def test_a_start_that_fails_shows_the_first_cause(create: Any, when: str, fault:
     started = time.monotonic()
     with pytest.raises(RankFailed) as caught:
         executor.start()
-    assert time.monotonic() - started < 3.0  # the group's own limit is 20 s
+    assert time.monotonic() - started < LONG_SECONDS / 2  # the group's own limit is twice that
     words = "ValueError: boom" if fault == "raise" else "its process was killed by SIGKILL"
     assert first_line(caught.value).startswith(
         f"rank1 tp1 pcp0 dcp0 failed while starting: {words}"
@@ -176,9 +199,10 @@ def test_a_start_that_fails_shows_the_first_cause(create: Any, when: str, fault:
 
 
 def test_a_start_that_hangs_ends_by_its_limit(create: Any) -> None:
-    executor = create({"0:start": "sleep 60"}, startup_timeout_seconds=1.0)
-    with pytest.raises(RankFailed, match=r"rank0 .* while starting: it did not answer within 1\.0"):
+    executor = create({"0:start": "sleep 600"}, startup_timeout_seconds=3.0)
+    with pytest.raises(RankFailed, match=r"^rank0 .* while starting: it did not answer") as caught:
         executor.start()
+    assert silence_in(first_line(caught.value)) >= 3.0
 
 
 def test_a_file_at_fault_stays_a_file_at_fault(create: Any) -> None:
@@ -214,14 +238,21 @@ def test_progress_names_the_rank(launcher: RankLauncher) -> None:
         assert sorted(seen) == [(0, 1, 2), (0, 2, 2), (1, 1, 2), (1, 2, 2)]
 
 
-def test_an_interrupt_ends_the_ranks_in_the_middle_of_a_step(create: Any) -> None:
-    with create({"1:0": "sleep 60"}) as executor:
+def test_an_interrupt_ends_the_ranks_in_the_middle_of_a_step(create: Any, tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+
+    def interrupt() -> None:
+        await_file(begun)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with create({"0:0": f"signal {begun}", "1:0": "sleep 600"}) as executor:
         pids = executor.pids
-        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+        thread = threading.Thread(target=interrupt)
+        thread.start()
         with pytest.raises(KeyboardInterrupt):
             executor.execute(fake_batch(0), 0)
         assert not any(map(is_alive, pids))
-    time.sleep(0.05)  # the timer's thread
+        thread.join()
 
 
 def test_a_dropped_executor_leaves_no_rank(create: Any) -> None:
@@ -236,17 +267,18 @@ def test_a_dropped_executor_leaves_no_rank(create: Any) -> None:
 
 def test_many_starts_leave_nothing_and_ranks_listen_on_loopback_only(create: Any) -> None:
     for _ in range(20):
-        before = num_descriptors()
-        with create() as executor:
+        shared = set(os.listdir("/dev/shm"))
+        with nothing_left(), create() as executor:
             executor.execute(fake_batch(0), 0)
             pids = executor.pids
             addresses = listening_addresses(pids)
             # Nothing of the rendezvous is left on the disk while ranks run.
             assert list(Path(tempfile.gettempdir()).iterdir()) == []
+            del executor
         assert set(addresses) <= {"0100007F"}
         assert not any(map(is_alive, pids))
-        assert num_descriptors() == before
-        assert [name for name in os.listdir("/dev/shm") if any(str(p) in name for p in pids)] == []
+        new = set(os.listdir("/dev/shm")) - shared
+        assert [name for name in new if {*map(str, pids)} & {*re.findall(r"\d+", name)}] == []
 
 
 def test_the_launcher_has_one_thread_or_forks_would_not_be_safe(launcher: RankLauncher) -> None:
@@ -270,10 +302,11 @@ def test_a_step_larger_than_any_socket_buffer_arrives(create: Any) -> None:
 
 
 def test_a_rank_that_does_not_read_cannot_hold_up_the_driver(create: Any) -> None:
-    with create(step_timeout_seconds=1.0) as executor:
+    with create(step_timeout_seconds=LIMIT_SECONDS) as executor:
         os.kill(executor.pids[1], signal.SIGSTOP)
-        with pytest.raises(RankFailed, match=r"rank1 .* did not answer within 1\.0 s"):
+        with pytest.raises(RankFailed, match=r"^rank1 .* did not answer") as caught:
             executor.execute(fake_batch(0, num_rows=300_000), 0)
+    assert silence_in(first_line(caught.value)) >= LIMIT_SECONDS
 
 
 def test_spawned_ranks_work_as_forked_ones() -> None:
@@ -342,16 +375,16 @@ def test_a_script_without_a_guard_works_and_its_end_ends_the_ranks() -> None:
     facts = facts_of(process)
     assert process.stdout is not None
     assert process.stdout.read() == ""  # no second MAIN from a child
-    assert process.wait(20) == 0
+    assert process.wait(LONG_SECONDS) == 0
     process.stdout.close()
     assert facts["torch"] is False
     assert len(facts["pids"]) == 3
-    assert seconds_until(lambda: not any(map(is_running, facts["pids"]))) < 2.0
+    assert seconds_until(lambda: not any(map(is_running, facts["pids"]))) < LONG_SECONDS
 
 
 def test_a_killed_driver_leaves_no_rank_whatever_the_ranks_do(tmp_path: Path) -> None:
     # Idle; in a collective with a rank that sleeps, holds the interpreter lock, or is stopped.
-    scripts = [{}, {"1:0": "sleep 60"}, {"1:0": "spin 60"}, {"1:0": "stop"}]
+    scripts = [{}, {"1:0": "sleep 600"}, {"1:0": "spin 600"}, {"1:0": "stop"}]
     process = run_program(
         scripts,
         end="""
@@ -359,26 +392,27 @@ import threading, time
 for executor in executors[1:]:
     threading.Thread(target=executor.execute, args=(fake_batch(0), 0), daemon=True).start()
 slow = ProcessesExecutor(
-    fake_config({"1:start": "sleep 60"}, tp=2, cpu_comm_backend="gloo"),
+    fake_config({"1:start": "sleep 600"}, tp=2, cpu_comm_backend="gloo"),
     worker=FAKE,
     launcher=launcher,
 )
 threading.Thread(target=slow.start, daemon=True).start()
 time.sleep(1.0)
 print("WORKING", flush=True)
-time.sleep(60)
+time.sleep(600)
 """,
     )
     launcher_pid = facts_of(process)["pids"][0]
     assert process.stdout is not None
     assert process.stdout.readline() == "WORKING\n"
+    assert seconds_until(lambda: len(children_of(launcher_pid)) == 10) < LONG_SECONDS
     pids = {launcher_pid, *children_of(launcher_pid)}
-    assert len(pids) == 11
-    assert len(list(tmp_path.glob("heddle-*/store"))) == 1  # of the start that is under way
+    # Of the start that is under way.
+    assert seconds_until(lambda: len(list(tmp_path.glob("heddle-*/store"))) == 1) < LONG_SECONDS
     assert all(map(is_running, pids))
     process.kill()
     process.wait()
     process.stdout.close()
     took = seconds_until(lambda: not any(map(is_running, pids)))
     print(f"all ranks gone {took:.3f} s after the driver")
-    assert took < 2.0  # 0.1 s when nothing else runs
+    assert took < LONG_SECONDS  # 0.1 s when nothing else runs; the ranks would stay for longer

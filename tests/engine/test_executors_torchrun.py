@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,9 @@ from heddle.engine.executors import create_executor
 from heddle.engine.executors.launch_info import LaunchInfo
 from heddle.errors import ConfigError
 from tests.support.fake_worker import fake_config
+from tests.support.processes import LONG_SECONDS
 
+pytestmark = pytest.mark.timeout(1200)
 ROOT = Path(__file__).parents[2]
 
 PROGRAM = """
@@ -22,11 +25,13 @@ import json, os, signal, sys, time
 sys.path.insert(0, {root!r})
 # The launcher ends all processes once one has failed; the facts must be out by then.
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
+from heddle.engine.executors import deadline
 from heddle.engine.executors.launch_info import LaunchInfo
 from heddle.engine.executors.torchrun import TorchrunExecutor, serve_rank
 from heddle.errors import HeddleError
 from tests.support.fake_worker import FAKE, fake_batch, fake_config
 
+deadline.FLOOR_SECONDS = {limit}
 launch = LaunchInfo.from_environment(os.environ)
 resolved = fake_config({script!r}, executor="torchrun", **{layout!r})
 if launch.rank:
@@ -67,13 +72,15 @@ def run_under_torchrun(
     """Exit status, and what ranks 0 and 1 printed."""
     program = tmp_path / "program.py"
     fields = {"script": script, "middle": middle, "end": end, "layout": layout or {"tp": 2}}
-    program.write_text(PROGRAM.format(root=str(ROOT), **fields))
+    program.write_text(PROGRAM.format(root=str(ROOT), limit=LONG_SECONDS, **fields))
     torchrun = Path(sys.executable).with_name("torchrun")
     done = subprocess.run(
         [torchrun, "--standalone", "--nproc-per-node", "2", program],
         capture_output=True,
         text=True,
-        timeout=90,
+        # When one rank has failed, the launcher kills the other after 30 s otherwise.
+        env={**os.environ, "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(round(LONG_SECONDS))},
+        timeout=1000,
     )
     facts = [json.loads(line) for line in done.stdout.splitlines()]
     (rank0,) = [fact for fact in facts if "steps" in fact]
@@ -137,7 +144,7 @@ def test_a_launched_rank_that_fails_names_itself_and_ends_the_driver_s_step(tmp_
     first_line = rank0["error"].splitlines()[0]
     assert first_line.startswith("rank0 tp0 pcp0 dcp0 failed in step 2 of epoch 0: RankFailed: ")
     assert first_line.endswith("the first cause is in the output of the rank that ended first")
-    assert rank0["seconds"] < 5.0  # the step's limit is 20 s
+    assert rank0["seconds"] < LONG_SECONDS / 2  # the step's limit is twice that
 
 
 def test_create_needs_a_launcher_for_torchrun() -> None:

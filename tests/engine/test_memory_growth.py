@@ -6,13 +6,13 @@ import gc
 import sys
 from collections.abc import Iterator
 
-import psutil
 import pytest
 import torch
 
 from heddle.config.sampling import SamplingParams
 from heddle.engine.inputs import PromptInput
 from heddle.engine.llm import LLM
+from tests.support.processes import own_bytes
 from tests.support.tiny import build_tiny
 
 WARM_STEPS = 256
@@ -71,14 +71,16 @@ def test_nothing_of_a_decode_step_is_kept(llm: LLM, num_steps: int, answer: int)
     decode(llm, WARM_STEPS, answer)
     tensors = live_tensors()
     count = decode(llm, num_steps, answer)
-    assert live_tensors() == tensors
+    # Another thread of this process may let go of some meanwhile.
+    assert all(now <= then for now, then in zip(live_tensors(), tensors, strict=True))
     assert count >= num_steps
 
 
 def held() -> tuple[int, int]:
-    """Blocks of the interpreter's allocator, and resident bytes of the process."""
+    """Blocks of the interpreter's allocator, and bytes in memory of the process's own pages: those
+    of libraries come and go with the load of the machine."""
     gc.collect()
-    return sys.getallocatedblocks(), int(psutil.Process().memory_info().rss)
+    return sys.getallocatedblocks(), own_bytes()
 
 
 @pytest.mark.parametrize(
@@ -87,14 +89,21 @@ def held() -> tuple[int, int]:
     ids=["150 steps", "2000 steps"],
 )
 def test_memory_does_not_grow_with_decode_steps(llm: LLM, num_steps: int, answer: int) -> None:
-    """Half a block a step is less than any object that a step could leave behind."""
+    """Half a block a step is less than any object that a step could leave behind.
+
+    What steps leave behind is left by every round; what the kernel or another thread of this
+    process does meanwhile is not.
+    """
     decode(llm, SETTLED_STEPS, answer)
-    blocks, resident = held()
-    count = decode(llm, num_steps, answer)
-    blocks_after, resident_after = held()
-    assert count >= num_steps
-    assert blocks_after - blocks < num_steps // 2
-    assert resident_after - resident < PAGES_BYTES
+    grown = []
+    for _ in range(3):
+        before = held()
+        assert decode(llm, num_steps, answer) >= num_steps
+        grown.append(tuple(now - then for now, then in zip(held(), before, strict=True)))
+        blocks, resident = map(min, zip(*grown, strict=True))
+        if blocks < num_steps // 2 and resident < PAGES_BYTES:
+            return
+    pytest.fail(f"blocks and bytes of each round: {grown}")
 
 
 def test_one_object_a_step_would_be_seen(llm: LLM) -> None:

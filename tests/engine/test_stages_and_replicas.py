@@ -8,6 +8,7 @@ import pytest
 
 from heddle.config import SamplingParams
 from heddle.engine.llm import LLM
+from tests.support.processes import LONG_SECONDS
 from tests.support.tiny import build_tiny
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
@@ -65,7 +66,7 @@ def answers_of(folder: Path, executor: str, layout: dict[str, int]) -> list[tupl
         num_blocks_override=60,
         max_num_batched_tokens=CHUNK,
         num_threads=1,
-        step_timeout_seconds=30,
+        step_timeout_seconds=LONG_SECONDS,
         **layout,
     ) as llm:
         prompts = [{"prompt_token_ids": prompt} for prompt in PROMPTS * 2]

@@ -76,4 +76,4 @@ def run_tp(tp_size: int, body: Callable[[int, Communicator], R]) -> list[R]:
         with torch.inference_mode():
             return body(world.global_rank, group)
 
-    return ThreadGroup(tp_size, timeout_seconds=20).run(rank_body)
+    return ThreadGroup(tp_size).run(rank_body)

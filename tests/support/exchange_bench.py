@@ -146,7 +146,7 @@ def run(case, name, *, strict=True, traced=False, wait=False, keeps_lse=True, ke
         merged = exchange.merge(state, visible, place, dcp)
         return (merged, world.trace) if traced else merged
 
-    return ThreadGroup(case.size, timeout_seconds=20).run(body)
+    return ThreadGroup(case.size).run(body)
 
 
 @st.composite

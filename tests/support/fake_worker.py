@@ -24,6 +24,7 @@ from heddle.engine.executors.failure import mesh_of
 from heddle.errors import ModelFileError
 from heddle.step.batch import GlobalBatch, RankReply, SampledToken, ScheduledRequest
 from heddle.step.packed import pack_table
+from tests.support.processes import LONG_SECONDS, await_file
 
 FAKE = "tests.support.fake_worker:FakeWorker"
 
@@ -74,9 +75,9 @@ def fake_config(
         "num_threads": 1,
         "context_workspace_tokens": 64,
         "seed": 0,
-        "step_timeout_seconds": 20.0,
-        "startup_timeout_seconds": 30.0,
-        "group_timeout_seconds": 20.0,
+        "step_timeout_seconds": LONG_SECONDS,
+        "startup_timeout_seconds": 2 * LONG_SECONDS,
+        "group_timeout_seconds": LONG_SECONDS,
     }
     return ResolvedConfig(**(fields | overrides))
 
@@ -144,6 +145,7 @@ class FakeWorker:
             os.kill(os.getpid(), signal.SIGKILL)
         if name == "stop":
             os.kill(os.getpid(), signal.SIGSTOP)
+            sleep_on_purpose(600.0)  # whoever resumes it to look at its stacks finds it here
         if name == "abort":
             os.write(2, b"last words before abort\n")
             os.abort()
@@ -156,18 +158,10 @@ class FakeWorker:
         if name == "signal":
             Path(argument).touch()
         if name == "wait":
-            _wait_for(Path(argument))
+            await_file(Path(argument))
         if name == "print":
             print(argument, file=sys.stderr, flush=True)
         return fault
-
-
-def _wait_for(path: Path) -> None:
-    give_up = time.monotonic() + 8.0
-    while not path.exists():
-        if time.monotonic() > give_up:
-            raise ValueError(f"nobody gave the signal {path.name}")
-        time.sleep(0.002)
 
 
 def sleep_on_purpose(seconds: float) -> None:

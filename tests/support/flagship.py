@@ -200,7 +200,7 @@ def resolve_case(path: Path, case: Case) -> ResolvedConfig:
         executor=case.executor,  # type: ignore[arg-type]
         backend=case.backend,
         num_threads=1,
-        step_timeout_seconds=60,
+        step_timeout_seconds=300,
         link_costs=PRICES[case.prices],
         speculative=SpeculativeConfig(prompt_lookup_min=1) if case.has_drafts else None,
     )

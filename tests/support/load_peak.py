@@ -29,6 +29,7 @@ from heddle.models.registry import create_model
 from heddle.models.weights.open import open_weights
 from heddle.models.weights.source import Span, WeightSource
 from tests.support.checkpoints import CPU, CountingSource, head_layout
+from tests.support.processes import own_bytes
 
 
 class WatchedSource(CountingSource):
@@ -58,11 +59,6 @@ class WatchedSource(CountingSource):
             self._mapped_bytes = max(self._mapped_bytes, mapped_bytes(self._path))
         self._num_reads += 1
         self.peak_bytes = max(self.peak_bytes, own_bytes() + self._mapped_bytes)
-
-
-def own_bytes() -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon:")) * 1024
 
 
 def mapped_bytes(path: Path) -> int:

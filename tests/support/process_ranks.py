@@ -15,8 +15,10 @@ import torch
 from heddle.comm.shared_memory.segment import create_segment
 from heddle.comm.shared_memory.world import create_shared_world
 from heddle.comm.torch_group import create_torch_world
+from tests.support.processes import LONG_SECONDS
 
-LIMIT_SECONDS = 5.0
+LIMIT_SECONDS = LONG_SECONDS
+"""Of a call without a deadline, and of meeting the other ranks."""
 LIBRARIES = ("gloo", "shm")
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int32, torch.int64]
 SHAPES = [(), (5,), (2, 0), (3, 2)]
@@ -25,14 +27,14 @@ MANY = [*zip(DTYPES, SHAPES + SHAPES, strict=False), (torch.int64, (3, 2))]
 FEW = [(torch.bfloat16, (3, 2)), (torch.int64, (5,))]
 
 
-def create_world(library, rank, size, place):
+def create_world(library, rank, size, place, limit):
     """A world of either kind; `place` is a file store, or a path to the segment."""
     if library == "gloo":
         return create_torch_world(
             rank=rank,
             world_size=size,
             store_path=place,
-            timeout_seconds=LIMIT_SECONDS,
+            timeout_seconds=limit,
             longest_wait_seconds=4 * LIMIT_SECONDS,
             interface="lo",
         )
@@ -40,14 +42,16 @@ def create_world(library, rank, size, place):
         rank=rank,
         world_size=size,
         descriptor=os.open(place, os.O_RDWR | os.O_CLOEXEC),
-        timeout_seconds=LIMIT_SECONDS,
+        timeout_seconds=limit,
     )
 
 
-def rank_main(library, body, rank, size, place, pipe: Connection):
+def rank_main(library, body, rank, size, place, limit, pipe: Connection):
     try:
         torch.set_num_threads(1)
-        world = create_world(library, rank, size, place)
+        pipe.send("here")
+        pipe.recv()
+        world = create_world(library, rank, size, place, limit)
         result = body(world)
         world.destroy()
         world.destroy()
@@ -56,37 +60,45 @@ def rank_main(library, body, rank, size, place, pipe: Connection):
     pipe.send(result)
 
 
-def run_processes(body, size, folder, library="gloo"):
-    """Results of `body(world)` on each rank: values, exceptions, or None for a rank that died."""
+def run_processes(body, size, folder, library="gloo", limit=LIMIT_SECONDS):
+    """Results of `body(world)` on each rank: values, exceptions, or None for a rank that died.
+
+    Ranks form their world once all of them run: how long a process takes to start counts for no
+    limit.
+    """
     if library == "gloo":
-        return _run(library, body, size, str(folder / "store"))
+        return _run(library, body, size, str(folder / "store"), limit)
     segment = create_segment(size)
     try:
-        return _run(library, body, size, f"/proc/{os.getpid()}/fd/{segment}")
+        return _run(library, body, size, f"/proc/{os.getpid()}/fd/{segment}", limit)
     finally:
         os.close(segment)
 
 
-def _run(library, body, size, place):
+def _run(library, body, size, place, limit):
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "tests.support.process_ranks"])
     ranks = []
     for rank in range(size):
-        near, far = context.Pipe(duplex=False)
+        near, far = context.Pipe()
         process = context.Process(
-            target=rank_main, args=(library, body, rank, size, place, far), daemon=True
+            target=rank_main, args=(library, body, rank, size, place, limit, far), daemon=True
         )
         process.start()
         far.close()
         ranks.append((process, near))
+    for _, pipe in ranks:
+        assert pipe.recv() == "here"
+    for _, pipe in ranks:
+        pipe.send("begin")
     results = []
     for process, pipe in ranks:
-        wait([pipe, process.sentinel], timeout=30)
+        wait([pipe, process.sentinel], timeout=2 * LIMIT_SECONDS)
         try:
             results.append(pipe.recv() if pipe.poll() else None)
-        except EOFError:
+        except (EOFError, ConnectionResetError):
             results.append(None)
-        process.join(10)
+        process.join(LIMIT_SECONDS)
         assert not process.is_alive()
     return results
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from functools import partial
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from heddle.comm.blocks import sum_in_order
 from heddle.comm.shared_memory.geometry import BOX_BYTES, PIECE_BYTES, SHIFT_PIECES
 from heddle.errors import CollectiveTimeout, HeddleError, PlanMismatch, RankFailed
 from tests.support.process_ranks import LIMIT_SECONDS, packed, run_processes
+from tests.support.processes import await_file
 
 pytestmark = pytest.mark.dist
 OPERATIONS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
@@ -89,19 +91,20 @@ def test_transfers_longer_than_the_ring_come_whole(tmp_path):
 
 def many_ranks(world):
     group = world.group("dcp", [[3, 1, 0, 2]])
-    for number in range(150):
+    os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
+    started = time.monotonic()
+    for number in range(50):
         x = torch.full((4, 3), float(10 * number + group.rank))
         assert group.all_to_all(x)[:, 0].tolist() == [10.0 * number + place for place in range(4)]
         assert group.all_reduce(x)[0, 0] == 40 * number + 6
         assert group.shift(x).wait()[0, 0] == 10 * number + (group.rank - 1) % 4
-    return len(os.sched_getaffinity(0))
+    return time.monotonic() - started
 
 
 def test_more_ranks_than_cores_do_not_starve_each_other(tmp_path):
-    started = time.monotonic()
-    cores = run_processes(many_ranks, 4, tmp_path, "shm")
-    assert len(cores) == 4
-    assert max(cores) < 4 or time.monotonic() - started < 30  # 450 calls: well below a second
+    times = run_processes(many_ranks, 4, tmp_path, "shm")
+    assert len(times) == 4
+    assert max(times) < LIMIT_SECONDS / 2  # 150 calls: below a second when nothing else runs
 
 
 def mismatched(world):
@@ -158,18 +161,22 @@ def test_members_in_another_order_are_a_mismatch_on_both(tmp_path):
         assert text in (late, early)
 
 
-def miss_a_call(world):
+def miss_a_call(over, world):
+    """Rank 1 comes when rank 0 has been told; rank 2 would wait for long."""
     group = world.group("dcp", [[0, 1, 2]])
     if world.global_rank == 1:
-        time.sleep(1.0)
+        await_file(over)
         return told(lambda: group.all_reduce(torch.ones(2)))
-    group.set_deadline(time.monotonic() + (0.4 if world.global_rank == 0 else 30.0))
-    return told(lambda: group.all_reduce(torch.ones(2)))
+    started = time.monotonic()
+    group.set_deadline(started + (1.0 if world.global_rank == 0 else LIMIT_SECONDS))
+    kind, text, _ = told(lambda: group.all_reduce(torch.ones(2)))
+    over.touch()
+    return kind, text, time.monotonic() - started
 
 
 def test_a_missing_rank_is_named_by_the_deadline_and_ends_the_world(tmp_path):
     (kind, text, seconds), (late, why, _), (other, words, waited) = run_processes(
-        miss_a_call, 3, tmp_path, "shm"
+        partial(miss_a_call, tmp_path / "over"), 3, tmp_path, "shm"
     )
     what = "dcp call 1, all_reduce of torch.float32 [2]"
     assert kind is CollectiveTimeout
@@ -177,11 +184,13 @@ def test_a_missing_rank_is_named_by_the_deadline_and_ends_the_world(tmp_path):
         f"{what}: rank 0 waited until the deadline; missing ranks: [1]",
         f"{what}: rank 0 waited until the deadline; missing ranks: [1, 2]",
     )
-    assert 0.35 < seconds < LIMIT_SECONDS
+    assert 1.0 <= seconds < LIMIT_SECONDS / 2
     assert (late, other) == (RankFailed, RankFailed)
-    assert words == f"{what}: rank 0 failed first: CollectiveTimeout: {text}"
-    assert why == words.replace("dcp call 1, ", "dcp ", 1)
-    assert waited < LIMIT_SECONDS
+    # Told where it waits; rank 1, and rank 2 if it is late, when it begins.
+    why_waiting = f"{what}: rank 0 failed first: CollectiveTimeout: {text}"
+    assert why == why_waiting.replace("dcp call 1, ", "dcp ", 1)
+    assert words in (why_waiting, why)
+    assert waited < LIMIT_SECONDS / 2
 
 
 def die_in_a_collective(world):
@@ -226,7 +235,7 @@ def test_a_rank_that_failed_is_named_with_its_first_cause(tmp_path):
     assert kind is own is RankFailed
     assert text.endswith("rank 1 failed first: ValueError: boom")
     assert own_text == "the world has failed before: ValueError: boom"
-    assert seconds < LIMIT_SECONDS
+    assert seconds < LIMIT_SECONDS / 2
 
 
 def leave_early(world):
@@ -241,7 +250,7 @@ def test_a_rank_that_has_left_is_no_hang(tmp_path):
     what = "dcp send to 1, transfer of torch.float32 [1]"
     assert kind is PlanMismatch
     assert text == f"{what}: ranks [1] returned without making it"
-    assert seconds < LIMIT_SECONDS
+    assert seconds < LIMIT_SECONDS / 2
 
 
 def keep_inputs(world):

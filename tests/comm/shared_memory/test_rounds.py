@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import threading
 import time
 
+from heddle.comm.shared_memory.patience import Until
 from heddle.comm.shared_memory.rounds import Rounds
 from heddle.comm.shared_memory.segment import Segment, digest_of
 from heddle.errors import CollectiveTimeout, PlanMismatch
+from tests.support.processes import LONG_SECONDS
 from tests.support.shared_memory import FakeRoll, in_threads, mapped, patience_of, until
 
 RANKS = (4, 2, 7)
@@ -56,9 +59,16 @@ def test_calls_that_differ_name_both_on_every_rank() -> None:
 def test_who_has_not_come_is_named() -> None:
     with mapped(3) as segment:
         rounds = members(segment)
+        come = {place: threading.Event() for place in (0, 2)}
+
+        def waiting(place: int) -> Until:
+            """Asked once a rank has come and has to wait."""
+            come[place].set()
+            assert all(event.wait(LONG_SECONDS) for event in come.values())
+            return until(0.3, RANKS[place])
 
         def run(place: int) -> None:
-            rounds[place].exchange(1, "words", lambda: until(0.3, RANKS[place]))
+            rounds[place].exchange(1, "words", lambda: waiting(place))
 
         first, last = in_threads([lambda: run(0), lambda: run(2)])
     assert isinstance(first, CollectiveTimeout)

@@ -11,6 +11,7 @@ from heddle.comm.blocks import sum_in_order
 from heddle.comm.shared_memory import streams as streams_module
 from heddle.comm.shared_memory.calls import Boxes
 from heddle.comm.shared_memory.streams import Streams
+from tests.support.processes import LONG_SECONDS
 from tests.support.shared_memory import in_threads
 
 BOX = 48
@@ -26,7 +27,7 @@ def run(method: str, tensors: list[torch.Tensor], parity: int) -> list[torch.Ten
     """One call on every rank; a barrier stands for the numbers of rounds."""
     size = len(tensors)
     memory = torch.full((2, size, BOX), 255, dtype=torch.uint8)
-    barrier = threading.Barrier(size, timeout=10)
+    barrier = threading.Barrier(size, timeout=LONG_SECONDS)
 
     def body(place: int) -> torch.Tensor:
         streams = Streams(Boxes(memory[0], memory[1], place))

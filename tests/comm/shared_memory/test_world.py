@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 
 import pytest
@@ -11,26 +10,24 @@ import torch
 from heddle.comm.shared_memory.segment import create_segment
 from heddle.comm.shared_memory.world import create_shared_world
 from heddle.errors import HeddleError, RankFailed, TopologyError
-from tests.support.processes import num_descriptors
+from tests.support.processes import nothing_left, num_descriptors
 
 
 def test_a_world_of_one_moves_nothing_and_gives_its_descriptors_back() -> None:
-    gc.collect()  # what other tests left is no part of the count
-    before = num_descriptors()
-    world = create_shared_world(rank=0, world_size=1, descriptor=create_segment(1))
-    assert num_descriptors() > before
-    assert world.global_rank == 0
-    group = world.group("tp", [[0]])
-    x = torch.ones(3)
-    assert group.world_size == 1
-    assert group.all_reduce(x) is x
-    with pytest.raises(TopologyError, match="exactly once"):
-        world.group("dcp", [[0], [1]])
-    world.destroy()
-    world.destroy()
-    del world  # the mapping goes with the last tensor that views it
-    gc.collect()
-    assert num_descriptors() == before
+    with nothing_left():
+        before = num_descriptors()
+        world = create_shared_world(rank=0, world_size=1, descriptor=create_segment(1))
+        assert num_descriptors() > before
+        assert world.global_rank == 0
+        group = world.group("tp", [[0]])
+        x = torch.ones(3)
+        assert group.world_size == 1
+        assert group.all_reduce(x) is x
+        with pytest.raises(TopologyError, match="exactly once"):
+            world.group("dcp", [[0], [1]])
+        world.destroy()
+        world.destroy()
+        del world  # the mapping goes with the last tensor that views it
 
 
 def test_ranks_that_do_not_come_are_named_within_the_limit() -> None:
