@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from heddle.config.sampling import SamplingParams
+    from heddle.config.structured import StructuredOutputsParams
     from heddle.engine.llm import LLM
     from heddle.engine.outputs import CompletionOutput, RequestOutput
     from heddle.errors import (
@@ -36,6 +37,7 @@ __all__ = [  # noqa: RUF022 - plain alphabetical order
     "RequestError",
     "RequestOutput",
     "SamplingParams",
+    "StructuredOutputsParams",
     "TopologyError",
     "UnsupportedError",
 ]
@@ -45,6 +47,7 @@ _HOMES = {
     "CompletionOutput": "heddle.engine.outputs",
     "RequestOutput": "heddle.engine.outputs",
     "SamplingParams": "heddle.config.sampling",
+    "StructuredOutputsParams": "heddle.config.structured",
 }
 _DEFAULT_HOME = "heddle.errors"
 

@@ -8,6 +8,7 @@ from heddle.config.parallel import ParallelConfig
 from heddle.config.sampling import RequestOutputKind, SamplingParams
 from heddle.config.scheduler import SchedulerConfig
 from heddle.config.speculative import SpeculativeConfig
+from heddle.config.structured import StructuredOutputsParams
 
 __all__ = [
     "AdapterConfig",
@@ -23,4 +24,5 @@ __all__ = [
     "SamplingParams",
     "SchedulerConfig",
     "SpeculativeConfig",
+    "StructuredOutputsParams",
 ]

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from heddle.config.structured import StructuredOutputsParams, structured_outputs
 from heddle.errors import RequestError
 
 MAX_CHOICES = 16
@@ -36,7 +37,7 @@ class SamplingParams:
     """Validated once, at construction; see `docs/sampling.md` for the order of operations.
 
     `stop` and `bad_words` accept one string or a list, token id fields a list; all are kept as
-    tuples.
+    tuples. `structured_outputs` accepts a mapping of its fields.
 
     Raises:
         RequestError: a value outside its range; names the field, the value, the rule and the
@@ -86,8 +87,8 @@ class SamplingParams:
     """Keep the stop string, or the text of the stop token, in the answer."""
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
     """What each `RequestOutput` of a stream carries."""
-    structured_outputs: None = None
-    """Not offered yet: any value is refused."""
+    structured_outputs: StructuredOutputsParams | None = None
+    """The form that the answer must have; a mapping of the fields will do."""
     logit_bias: dict[int, float] | None = None
     """Added to the logits of up to 1024 token ids; -100 to 100."""
     allowed_token_ids: tuple[int, ...] | None = None
@@ -172,6 +173,7 @@ def _normalise(params: SamplingParams) -> None:
     _set(params, "stop_token_ids", _as_tuple("stop_token_ids", params.stop_token_ids) or ())
     _set(params, "allowed_token_ids", _as_tuple("allowed_token_ids", params.allowed_token_ids))
     _set(params, "output_kind", _as_output_kind(params.output_kind))
+    _set(params, "structured_outputs", structured_outputs(params.structured_outputs))
 
 
 def _as_tuple(name: str, value: Any) -> tuple[Any, ...] | None:
@@ -305,8 +307,3 @@ def _check_together(params: SamplingParams) -> None:
         raise _refusal("min_tokens", params.min_tokens, rule, params.max_tokens)
     if params.stop and not params.detokenize:
         raise _refusal("detokenize", False, "true when stop strings are given", True)
-    if params.structured_outputs is not None:
-        raise RequestError(
-            "structured_outputs is not offered by this version; leave it out",
-            "unsupported_parameter",
-        )

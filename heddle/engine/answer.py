@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from heddle.config.sampling import SamplingParams
+from heddle.engine.grammar.matcher import Matcher
 from heddle.engine.outputs import CompletionOutput, Logprob, PositionLogprobs
 from heddle.engine.text import Detokenizer, StopMatcher, TextAssembler
 from heddle.engine.tokenizer import Tokenizer
@@ -55,6 +56,8 @@ class Answer:
     tokenizer: Tokenizer | None
     assembler: TextAssembler | None
     returns_logits: bool = False
+    matcher: Matcher | None = None
+    """Of the grammar that it follows."""
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[PositionLogprobs] = field(default_factory=list)
@@ -75,7 +78,8 @@ class Answer:
             finish_reason: set when this token ends the answer by its id or by length.
             stop_id: the stop id that it is, if any.
         Returns:
-            The stop string that its text completes; it ends the answer, and outranks the ids.
+            The stop string that its text completes; it ends the answer, and outranks the ids. A
+            grammar that permits nothing more ends it, too.
         """
         if sampled.token_id is None:
             raise ValueError("a step without a token adds nothing to an answer")
@@ -89,6 +93,9 @@ class Answer:
         self.text += text
         if stop is not None:
             finish_reason, stop_id = "stop", stop
+        elif finish_reason != "stop" and self._completes_form(sampled.token_id):
+            finish_reason = "stop"
+            self.text += self.assembler.finish() if self.assembler is not None else ""
         self.finish_reason, self.stop_reason = finish_reason, stop_id
         return stop
 
@@ -120,6 +127,13 @@ class Answer:
             stop_reason=self.stop_reason,
             logits=tuple(self.logits[first_token:]) if self.returns_logits else None,
         )
+
+    def _completes_form(self, token_id: int) -> bool:
+        """The grammar permits nothing after this token."""
+        if self.matcher is None:
+            return False
+        self.matcher.accept(token_id)
+        return self.matcher.is_done
 
     def _assemble(
         self, token_id: int, finish_reason: FinishReason | None

@@ -30,6 +30,9 @@ class RequestState:
     """First tokens of the prompt that embeddings stand for; their ids are fillers."""
     adapter: str | None = None
     """Name of the adapter that it goes through."""
+    pin_seconds: float | None = None
+    """To keep its prompt in the prefix cache for, once it is computed."""
+    num_pinned_tokens: int = 0
     answers: list[Answer]
     error: RequestError | None = None
     _prompt_logprobs: list[PositionLogprobs | None] = field(init=False)
@@ -73,6 +76,19 @@ class RequestState:
             num_accepted_drafts=self.metrics.num_accepted_drafts + max(0, num_rows - 1),
         )
 
+    def note_failure(self) -> None:
+        """No token could be drawn for one of the answers."""
+        why = "the model gave no usable numbers (NaN or inf in the logits, or no permitted token)"
+        if any(answer.matcher is not None and answer.matcher.is_stuck for answer in self.answers):
+            why = (
+                "no token could go on with the text that structured_outputs has led to, or finding "
+                "one took more work than the limits allow"
+            )
+        self.error = RequestError(
+            f"request {self.request_id}: {why}; the blocks of the request are wiped",
+            "generation_failed",
+        )
+
     def note_finished(self, now: float) -> None:
         """The last answer has ended."""
         self.metrics = dataclasses.replace(
@@ -100,5 +116,7 @@ class RequestState:
             finished=self.is_finished,
             metrics=self.metrics,
             num_cached_tokens=self.sequences[0].num_cached_tokens,
+            no_hit_reason=self.sequences[0].no_hit_reason,
+            num_pinned_tokens=self.num_pinned_tokens,
             error=self.error,
         )

@@ -1,13 +1,17 @@
 """Everything that changes logits before temperature, in the one documented order.
 
-    allowed ids -> bad words -> min_tokens mask -> logit_bias -> repetition, frequency, presence
+    allowed ids -> bad words -> min_tokens mask -> logit_bias -> grammar mask
+        -> repetition, frequency, presence
 
 A mask sets -inf; penalties and biases leave -inf as it is. Rows are changed in place: the caller
 owns the copy.
+
+`min_tokens` gives way to a grammar that leaves nothing but the ids that end an answer.
 """
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from heddle.step.batch import SampleSpec
@@ -21,6 +25,7 @@ def has_rules(spec: SampleSpec) -> bool:
         or bool(spec.bad_word_ids)
         or spec.position < params.min_tokens
         or bool(params.logit_bias)
+        or bool(spec.grammar_mask)
         or params.has_penalties
     )
 
@@ -34,14 +39,33 @@ def apply_rules(row: torch.Tensor, spec: SampleSpec) -> None:
     """
     _keep_allowed(row, spec)
     _mask(row, _completing_ids(spec))
+    permitted = _permitted(row, spec)
     if spec.position < spec.params.min_tokens:
-        _mask(row, [*spec.eos_token_ids, *spec.params.stop_token_ids])
+        ending_ids = [*spec.eos_token_ids, *spec.params.stop_token_ids]
+        if permitted is None or _leaves_any(permitted & (row > -torch.inf), ending_ids):
+            _mask(row, ending_ids)
     bias = spec.params.logit_bias
     if bias:
         index = torch.tensor(list(bias), dtype=torch.int64, device=row.device)
         row[index] += torch.tensor(list(bias.values()), dtype=row.dtype, device=row.device)
+    if permitted is not None:
+        row.masked_fill_(~permitted, -torch.inf)
     if spec.params.has_penalties:
         _penalise(row, spec)
+
+
+def _permitted(row: torch.Tensor, spec: SampleSpec) -> torch.Tensor | None:
+    """`[vocabulary]`, bool: ids that the grammar permits; None without one."""
+    if not spec.grammar_mask:
+        return None
+    packed = np.frombuffer(spec.grammar_mask, np.uint8)
+    bits = np.unpackbits(packed, count=row.shape[-1], bitorder="little")
+    return torch.from_numpy(bits.view(np.bool_)).to(row.device)
+
+
+def _leaves_any(drawable: torch.Tensor, masked_ids: list[int]) -> bool:
+    drawable[masked_ids] = False
+    return bool(drawable.any())
 
 
 def _keep_allowed(row: torch.Tensor, spec: SampleSpec) -> None:

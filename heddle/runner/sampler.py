@@ -5,7 +5,8 @@ One rank runs this and everyone else is told, so replicas cannot decide apart.
 Order, per row, in float32 (float64 stays float64):
 
     finite check -> raw logprobs -> allowed ids -> bad words -> min_tokens mask -> logit_bias
-        -> repetition, frequency, presence -> temperature -> min_p -> top_k -> top_p -> draw
+        -> grammar mask -> repetition, frequency, presence -> temperature -> min_p -> top_k -> top_p
+        -> draw
 
 Ties: the lowest id wins. Rows are addressed by request, and a row never sees another one.
 """

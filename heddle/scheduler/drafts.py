@@ -91,7 +91,7 @@ class Drafter:
 
         Call it between a step's `Scheduler.update` and the next `schedule`, with the requests of
         the step. Those that do not decode next get none: they have ended, are part-way through
-        their prompt, or were preempted.
+        their prompt, or were preempted. Nor do those that follow a grammar.
         """
         for request in requests:
             limit = self._limit(request)
@@ -108,6 +108,8 @@ class Drafter:
         the last token of an answer is never a draft."""
         if request.is_finished or request.num_uncomputed_tokens != 1:
             return 0
+        if request.params.structured_outputs is not None:
+            return 0  # what its grammar permits is known for the next token alone
         room = request.max_output_tokens - len(request.output_token_ids)
         return min(self._config.num_speculative_tokens, room - 1)
 

@@ -33,6 +33,8 @@ class SampleSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Only sent when a penalty or bad word needs them."""
     bad_word_ids: tuple[tuple[int, ...], ...] = ()
     """Bad words as token ids."""
+    grammar_mask: bytes = b""
+    """Ids that the answer's grammar permits: bit `id % 8` of byte `id // 8`; empty without one."""
     forced_token_id: int | None = None
     """Teacher forcing: report this token instead of the drawn one."""
     return_logits: bool = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from heddle.scheduler.batch import ScheduledBatch, ScheduledPart
 from heddle.scheduler.request import Request
@@ -20,6 +21,8 @@ from heddle.step.topology import Topology
 
 BadWordIds = tuple[tuple[int, ...], ...]
 
+_NO_MASKS: Mapping[int, bytes] = MappingProxyType({})
+
 
 def build_batch(
     scheduled: ScheduledBatch,
@@ -28,6 +31,7 @@ def build_batch(
     epoch: int,
     step: int,
     bad_words: Mapping[int, BadWordIds],
+    grammar_masks: Mapping[int, bytes] = _NO_MASKS,
     adapter_changes: Sequence[AdapterChange] = (),
 ) -> GlobalBatch:
     """Describe a step as plain data; nothing in it is local to a rank.
@@ -40,13 +44,20 @@ def build_batch(
         epoch: life of the ranks, raised at each recovery.
         step: number of the step within the epoch.
         bad_words: token ids of bad words by request id; requests without any may be absent.
+        grammar_masks: ids that may be drawn next, by request id, of those that follow a grammar and
+            sample in this step.
         adapter_changes: made by all ranks before they compute.
     """
     return GlobalBatch(
         epoch=epoch,
         step=step,
         requests=tuple(
-            _describe(part, topology, bad_words.get(part.request.request_id, ()))
+            _describe(
+                part,
+                topology,
+                bad_words.get(part.request.request_id, ()),
+                grammar_masks.get(part.request.request_id, b""),
+            )
             for part in scheduled.parts
         ),
         copies=tuple(scheduled.copies),
@@ -58,7 +69,9 @@ def build_batch(
     )
 
 
-def _describe(part: ScheduledPart, topology: Topology, bad_words: BadWordIds) -> ScheduledRequest:
+def _describe(
+    part: ScheduledPart, topology: Topology, bad_words: BadWordIds, grammar_mask: bytes
+) -> ScheduledRequest:
     request = part.request
     start = part.num_computed_tokens
     end = start + part.num_scheduled_tokens
@@ -73,7 +86,9 @@ def _describe(part: ScheduledPart, topology: Topology, bad_words: BadWordIds) ->
         ),
         start_rank=request.blocks.start_rank,
         layout_fingerprint=_fingerprint(part, topology),
-        samples=tuple(_spec(part, row, bad_words) for row in range(part.num_sampled_rows)),
+        samples=tuple(
+            _spec(part, row, bad_words, grammar_mask) for row in range(part.num_sampled_rows)
+        ),
         state=_state_use(part),
         # Row i of the part predicts position start + i + 1, as long as the prompt holds it.
         prompt_logprob_targets=()
@@ -108,8 +123,10 @@ def _seen(request: Request) -> tuple[int, ...]:
     return tuple(request.prompt_token_ids[request.num_embedded_tokens :])
 
 
-def _spec(part: ScheduledPart, row: int, bad_words: BadWordIds) -> SampleSpec:
-    """How to draw the token after the first `row` drafts, as if they were outputs."""
+def _spec(part: ScheduledPart, row: int, bad_words: BadWordIds, grammar_mask: bytes) -> SampleSpec:
+    """How to draw the token after the first `row` drafts, as if they were outputs; a mask is that
+    of the first row, so a request with one has no drafts.
+    """
     request = part.request
     position = len(request.output_token_ids) + row
     needs_output = bool(bad_words) or request.params.has_penalties
@@ -127,6 +144,7 @@ def _spec(part: ScheduledPart, row: int, bad_words: BadWordIds) -> SampleSpec:
         if needs_output
         else (),
         bad_word_ids=bad_words,
+        grammar_mask=grammar_mask,
         forced_token_id=request.teacher[position] if is_forced else None,
         return_logits=request.return_logits,
     )

@@ -60,7 +60,8 @@ REFUSED = [
     ("logit_bias", dict.fromkeys(range(1025), 0.0), "at most 1024"),
     ("ignore_eos", 1, "true or false"),
     ("output_kind", "all", "cumulative, delta, final_only"),
-    ("structured_outputs", {"json": "{}"}, "not offered"),
+    ("structured_outputs", "json", "a mapping of its fields"),
+    ("structured_outputs", {"regexp": "a"}, "legal here: json, regex"),
 ]
 
 

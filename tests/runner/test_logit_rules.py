@@ -12,7 +12,13 @@ INF = float("inf")
 
 
 def spec(position: int = 0, **fields: object) -> SampleSpec:
-    names = ("eos_token_ids", "prompt_token_ids", "output_token_ids", "bad_word_ids")
+    names = (
+        "eos_token_ids",
+        "prompt_token_ids",
+        "output_token_ids",
+        "bad_word_ids",
+        "grammar_mask",
+    )
     own = {name: fields.pop(name) for name in names if name in fields}
     params = SamplingParams(**fields)  # type: ignore[arg-type]
     return SampleSpec(params=DrawParams.of(params), seed=0, choice=0, position=position, **own)  # type: ignore[arg-type]
@@ -53,6 +59,47 @@ CASES = [
         spec(position=2, min_tokens=2, eos_token_ids=(0,), stop_token_ids=[3]),
         [1.0, -2.0, 3.0, 4.0],
     ),
+    ("grammar", spec(grammar_mask=bytes([0b0110, 0, 0, 0])), [-INF, -2.0, 3.0, -INF]),
+    (
+        "grammar after a bias",
+        spec(grammar_mask=bytes([0b0101, 0, 0, 0]), logit_bias={0: 1, 1: 50}),
+        [2.0, -INF, 3.0, -INF],
+    ),
+    (
+        "grammar before a penalty",
+        spec(
+            grammar_mask=bytes([0b0101, 0, 0, 0]), repetition_penalty=2.0, output_token_ids=(1, 2)
+        ),
+        [1.0, -INF, 1.5, -INF],
+    ),
+    (
+        "grammar that can go on before min tokens",
+        spec(grammar_mask=bytes([0b0101, 0, 0, 0]), position=1, min_tokens=2, eos_token_ids=(0,)),
+        [-INF, -INF, 3.0, -INF],
+    ),
+    (
+        "grammar that can only end before min tokens",
+        spec(
+            grammar_mask=bytes([0b1001, 0, 0, 0]),
+            position=1,
+            min_tokens=2,
+            eos_token_ids=(0,),
+            stop_token_ids=[3],
+        ),
+        [1.0, -INF, -INF, 4.0],
+    ),
+    (
+        "grammar that can only end, for all else is a bad word, before min tokens",
+        spec(
+            grammar_mask=bytes([0b0011, 0, 0, 0]),
+            position=1,
+            min_tokens=2,
+            eos_token_ids=(0,),
+            bad_word_ids=((1,),),
+        ),
+        [1.0, -INF, -INF, -INF],
+    ),
+    ("grammar that permits nothing", spec(grammar_mask=bytes(4)), [-INF] * 4),
     ("bias", spec(logit_bias={0: -1.5, 2: 10}), [-0.5, -2.0, 13.0, 4.0]),
     (
         "repetition divides positive and multiplies negative logits",

@@ -40,12 +40,14 @@ def request(outputs: tuple[int, ...] = (), params: Any = None, **fields: Any) ->
 
 def build(parts: list[ScheduledPart], topology: Topology = TOPOLOGY, **extra: Any) -> GlobalBatch:
     bad_words, changes = extra.pop("bad_words", {}), extra.pop("adapter_changes", ())
+    masks = extra.pop("grammar_masks", {})
     return build_batch(
         ScheduledBatch(tuple(parts), **extra),
         topology,
         epoch=2,
         step=5,
         bad_words=bad_words,
+        grammar_masks=masks,
         adapter_changes=changes,
     )
 
@@ -111,6 +113,15 @@ def test_long_ids_travel_only_where_they_change_logits(
     assert found.prompt_token_ids == (PROMPT if prompt else ())
     assert found.output_token_ids == ((50,) if output else ())
     assert found.bad_word_ids == bad_words
+
+
+def test_a_mask_travels_with_the_row_that_draws_alone() -> None:
+    mask = bytes([7, 0, 0, 128])
+    (found,) = one(request((50,)), 20, 1, True, grammar_masks={7: mask}).samples
+    assert found.grammar_mask == mask
+    assert one(request(), 0, 4, False, grammar_masks={7: mask}).samples == ()
+    (other,) = one(request((50,)), 20, 1, True, grammar_masks={8: mask}).samples
+    assert other.grammar_mask == b""
 
 
 def test_teacher_forces_by_position_and_ends() -> None:
@@ -231,7 +242,8 @@ def test_row_data_arrive_as_they_were_sent() -> None:
         adapter_slot=3, embeddings=PromptEmbeddings(data=bytes(range(256)), row_bytes=32)
     )
     sent = build(
-        [ScheduledPart(source, 0, 20, False)],
+        [ScheduledPart(source, 0, 20, True)],
+        grammar_masks={7: bytes(range(256))},
         adapter_changes=[AdapterChange(slot=3, path="/x"), AdapterChange(slot=0, path=None)],
     )
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(sent), type=GlobalBatch) == sent

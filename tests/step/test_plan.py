@@ -13,8 +13,9 @@ from heddle.config.model import LayerKind
 from heddle.config.visibility import FULL, Visibility
 from heddle.errors import LayoutMismatch
 from heddle.layout.rows import RowClass, RowRequest
-from heddle.step.batch import GlobalBatch
+from heddle.step.batch import GlobalBatch, SampleSpec
 from heddle.step.coverage import expected_coverage
+from heddle.step.draw_params import DrawParams
 from heddle.step.packed import pack_table
 from heddle.step.placement import Placed
 from heddle.step.plan import plan
@@ -31,6 +32,10 @@ def test_a_decoded_batch_gives_the_same_digest(
     batch = make_batch(topology, lengths)
     copy = msgspec.msgpack.decode(msgspec.msgpack.encode(batch), type=GlobalBatch)
     assert plan(copy, topology).digest == plan(batch, topology).digest
+
+
+MASKED = SampleSpec(params=DrawParams(), seed=0, choice=0, position=0, grammar_mask=bytes([1] * 8))
+"""A row that draws under a grammar."""
 
 
 @given(topologies(), request_lengths, st.data())
@@ -50,6 +55,7 @@ def test_any_change_of_the_batch_changes_the_digest(
                 msgspec.structs.replace(
                     request, packed_tables=(request.packed_tables[0] + pack_table([99]),)
                 ),
+                msgspec.structs.replace(request, samples=(MASKED,)),
             ]
         )
     )
