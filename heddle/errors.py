@@ -7,6 +7,7 @@
       ModelFileError(ValueError)              a model file is missing, truncated or unexpected
       RequestError(ValueError)                one request is refused or failed; others go on
         PromptTooLong                         the prompt exceeds the window or the whole KV pool
+        EngineOverloaded                      the queue is full; a later try may do better
       KVCacheFull                             no block now; the scheduler preempts
       LayoutMismatch                          an object made for one KV layout met another
       PlanMismatch                            ranks or plan disagree about a step
@@ -71,6 +72,19 @@ class PromptTooLong(RequestError):
     """The prompt exceeds the window (`context_length_exceeded`) or the pool
     (`kv_capacity_exceeded`).
     """
+
+
+class EngineOverloaded(RequestError):
+    """The queue is full (`engine_overloaded`); the request itself may be legal.
+
+    Attributes:
+        retry_after_seconds: after which it would be taken, if requests go on leaving the queue as
+            they do.
+    """
+
+    def __init__(self, message: str, retry_after_seconds: int) -> None:
+        self.retry_after_seconds = retry_after_seconds
+        super().__init__(message, "engine_overloaded")
 
 
 class KVCacheFull(HeddleError):

@@ -33,6 +33,7 @@ PUBLIC_NAMES = (
     "RequestError",
     "RequestOutput",
     "SamplingParams",
+    "StructuredOutputsParams",
     "TopologyError",
     "UnsupportedError",
 )
@@ -56,7 +57,9 @@ ENGINE_FLAGS = (
     "--long-prefill-token-threshold "
     "--max-model-len --max-num-batched-tokens --max-num-partial-prefills --max-num-seqs "
     "--model-impl --no-enable-prefix-caching --num-gpu-blocks-override --num-threads --seed "
-    "--speculative-config --startup-timeout --step-timeout"
+    "--speculative-config --startup-timeout --step-timeout "
+    "--max-num-queued-reqs --max-num-queued-tokens --max-pinned-tokens --scheduling-policy "
+    "--target-itl"
 )
 GENERATE_FLAGS = (
     "--chat --frequency-penalty --ignore-eos --lora --max-tokens --min-p --min-tokens "

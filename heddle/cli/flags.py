@@ -28,6 +28,7 @@ from heddle.cli.values import (
 from heddle.config import AdapterConfig, CacheConfig, EngineConfig, ParallelConfig, SchedulerConfig
 from heddle.config.engine import CpuCommBackend, KernelChoice, ModelImpl, QuantizationChoice
 from heddle.config.parallel import CommBackend, ContextExchange, RowSharding
+from heddle.config.scheduler import SchedulingPolicy
 
 UserExecutor = Literal["auto", "inline", "threads", "processes"]
 """Executors a user may name; a launcher's ranks are found, not asked for."""
@@ -200,6 +201,31 @@ ENGINE_FLAGS: tuple[Flag, ...] = (
         names=("--long-prefill-token-threshold",),
         config=SchedulerConfig,
         field="long_prefill_token_threshold",
+        convert=size,
+    ),
+    Flag(
+        names=("--scheduling-policy",),
+        config=SchedulerConfig,
+        field="policy",
+        choices=typing.get_args(SchedulingPolicy),
+    ),
+    Flag(names=("--target-itl",), config=SchedulerConfig, field="target_itl_ms", convert=number),
+    Flag(
+        names=("--max-num-queued-reqs",),
+        config=SchedulerConfig,
+        field="max_num_queued_reqs",
+        convert=size,
+    ),
+    Flag(
+        names=("--max-num-queued-tokens",),
+        config=SchedulerConfig,
+        field="max_num_queued_tokens",
+        convert=size_or_auto,
+    ),
+    Flag(
+        names=("--max-pinned-tokens",),
+        config=CacheConfig,
+        field="max_pinned_tokens",
         convert=size,
     ),
     Flag(

@@ -126,6 +126,11 @@ class EngineConfig:
                     f"{name}={value!r} is not legal; it is a {kind.__name__}, or None (nearest: "
                     "None)"
                 )
+        if self.deterministic and self.scheduler.target_itl_ms is not None:
+            raise ConfigError(
+                f"target_itl={self.scheduler.target_itl_ms:g} is not legal with deterministic=True,"
+                " for it cuts prompts by measured times (nearest: None)"
+            )
         if self.num_threads is not None and self.num_threads > MAX_THREADS:
             raise ConfigError(
                 f"num_threads={self.num_threads} is not legal; it is at most {MAX_THREADS} "

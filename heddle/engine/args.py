@@ -29,6 +29,8 @@ _COMMAND_LINE_NAMES = {
     "startup_timeout": "startup_timeout_seconds",
     "cpu_distributed_timeout_seconds": "group_timeout_seconds",
     "speculative_config": "speculative",
+    "scheduling_policy": "policy",
+    "target_itl": "target_itl_ms",
 }
 
 

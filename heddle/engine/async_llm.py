@@ -177,6 +177,7 @@ class AsyncLLM:
         adapter: str | None = None,
         *,
         priority: int = 0,
+        pin_seconds: float | None = None,
         wants_tokens: bool = True,
     ) -> PreparedRequest:
         """Check a request; any thread may call this.
@@ -185,7 +186,12 @@ class AsyncLLM:
             RequestError, PromptTooLong: see `prepare_request`.
         """
         return self.driver.prepare(
-            prompt, params, adapter=adapter, priority=priority, wants_tokens=wants_tokens
+            prompt,
+            params,
+            adapter=adapter,
+            priority=priority,
+            pin_seconds=pin_seconds,
+            wants_tokens=wants_tokens,
         )
 
     async def call(self, function: Callable[[], Any]) -> Any:

@@ -14,6 +14,7 @@ each round take one step of every replica, an empty one where nothing can run.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
@@ -26,6 +27,7 @@ from heddle.engine.adapters import AdapterTable, LoadedAdapter
 from heddle.engine.answer import Answer, create_assembler
 from heddle.engine.counters import Counters
 from heddle.engine.executors.base import Executor, Submission
+from heddle.engine.grammar.compiler import GrammarCompiler
 from heddle.engine.inputs import PromptInput
 from heddle.engine.lockstep import moves_in_lockstep
 from heddle.engine.outputs import RequestMetrics, RequestOutput
@@ -36,6 +38,7 @@ from heddle.engine.tokenizer import Tokenizer
 from heddle.errors import RankFailed, RequestError
 from heddle.runner.draw import request_seed
 from heddle.scheduler.batch import ScheduledPart
+from heddle.scheduler.progress import Progress
 from heddle.scheduler.request import Request
 from heddle.step.batch import AdapterChange, SampledToken
 from heddle.step.topology import Topology
@@ -58,7 +61,7 @@ class Driver:
             resolved: what runs.
             executor: started before the first step; the driver never closes it.
             tokenizer: of the model; None: token ids only.
-            clock: monotonic seconds, for the times in outputs.
+            clock: monotonic seconds, for the times in outputs, and what steps take.
         """
         self.resolved = resolved
         self.tokenizer = tokenizer
@@ -67,7 +70,7 @@ class Driver:
         self._clock = clock
         self._topology = Topology.from_resolved(resolved)
         self.replicas = tuple(
-            Replica(index, resolved, self._topology)
+            Replica(index, resolved, self._topology, clock=clock)
             for index in range(resolved.parallel.data_parallel_size)
         )
         self.adapters = AdapterTable(resolved)
@@ -76,6 +79,7 @@ class Driver:
         self._in_lockstep = moves_in_lockstep(resolved)
         self._num_stages = resolved.parallel.pipeline_parallel_size
         self._eos_token_ids = _eos_token_ids(resolved, tokenizer)
+        self._grammars = GrammarCompiler(tokenizer, resolved.model.vocab_size, self._eos_token_ids)
         self._states: dict[str, RequestState] = {}
         self._places: dict[int, _Place] = {}
         self._num_requests = 0
@@ -104,6 +108,7 @@ class Driver:
         params: SamplingParams,
         *,
         adapter: str | None = None,
+        priority: int = 0,
         teacher: Sequence[int] = (),
         return_logits: bool = False,
     ) -> str:
@@ -113,6 +118,7 @@ class Driver:
             prompt: text, ids or embeddings.
             params: how to sample; `max_tokens` above the room is cut down to it.
             adapter: name of the adapter that it goes through; None: none.
+            priority: lower is served earlier, with the policy `priority`.
             teacher: tokens to report instead of the drawn ones, by output position.
             return_logits: return the raw logits row of each token.
         Returns:
@@ -123,11 +129,18 @@ class Driver:
             PromptTooLong: it could never finish here.
             RankFailed: the engine has failed.
         """
-        prepared = self.prepare(prompt, params, adapter=adapter)
+        prepared = self.prepare(prompt, params, adapter=adapter, priority=priority)
         return self.admit(prepared, teacher=teacher, return_logits=return_logits)
 
     def prepare(
-        self, prompt: PromptInput, params: SamplingParams, *, adapter: str | None = None
+        self,
+        prompt: PromptInput,
+        params: SamplingParams,
+        *,
+        adapter: str | None = None,
+        priority: int = 0,
+        pin_seconds: float | None = None,
+        wants_tokens: bool = True,
     ) -> PreparedRequest:
         """Check a request; any thread may call this, also while a step runs.
 
@@ -141,7 +154,11 @@ class Driver:
             tokenizer=self.tokenizer,
             eos_token_ids=self._eos_token_ids,
             usable_tokens=self.replicas[0].cache.usable_tokens,
+            grammars=self._grammars,
             adapter=adapter,
+            priority=priority,
+            pin_seconds=pin_seconds,
+            wants_tokens=wants_tokens,
         )
 
     def admit(
@@ -171,6 +188,7 @@ class Driver:
             num_embedded=checked.num_embedded,
             adapter=prepared.adapter,
             params=params,
+            pin_seconds=prepared.pin_seconds,
             metrics=RequestMetrics(arrival_time=self._clock()),
             sequences=sequences,
             answers=[
@@ -180,13 +198,14 @@ class Driver:
                     tokenizer=self.tokenizer,
                     assembler=create_assembler(self.tokenizer, params, checked.tokens),
                     returns_logits=return_logits,
+                    matcher=prepared.start_matcher(self._eos_token_ids),
                 )
                 for sequence in sequences
             ],
         )
         replica = choose_replica(self.replicas, checked.ids, sequences[0].cache_scope)
         for sequence, answer in zip(sequences, state.answers, strict=True):
-            replica.admit(sequence, prepared.bad_words)
+            replica.admit(sequence, prepared.bad_words, answer.matcher)
             self._places[sequence.request_id] = _Place(state, answer, replica)
         self._states[request_id] = state
         self._num_requests += 1
@@ -259,6 +278,19 @@ class Driver:
             return None
         self._end_open_answers(state)
         return self._tell(state)
+
+    def progress(self) -> dict[str, Progress]:
+        """How far prompts are, by id of their requests; those with a first token are left out.
+
+        A request with several answers counts as far as its first one is.
+        """
+        found = {}
+        for replica in self.replicas:
+            for number, progress in replica.scheduler.progress():
+                place = self._places.get(number)
+                if place is not None and place.answer.index == 0:
+                    found[place.state.request_id] = progress
+        return found
 
     def load_adapter(self, name: str, path: str) -> None:
         """Load an adapter that further requests may name.
@@ -335,6 +367,7 @@ class Driver:
                 kv_layout=self.replicas[0].cache.layout,
                 seed=seed % 2**64,
                 choice=choice,
+                priority=prepared.priority,
                 eos_token_ids=self._eos_token_ids,
                 cache_scope=scope,
                 adapter_slot=adapter.slot if adapter else -1,
@@ -361,6 +394,8 @@ class Driver:
             if place is None:
                 continue  # it was aborted, or another choice of its request has failed
             has_failed = part.request.request_id in outcome.failed
+            if part.samples and not has_failed:
+                self._pin_prompt(part.request, place)
             self._take(part, place, outcome.sampled.get(part.request.request_id, []))
             if has_failed and place.answer.finish_reason is None:
                 self._fail(place.state)
@@ -387,14 +422,23 @@ class Driver:
         for place_of_token, entry in enumerate(found[:kept], start=1):
             place.state.note_token(self._clock())
             is_last = place_of_token == kept and not is_bad  # it is the bad row that ends it
-            stop = answer.add(
+            answer.add(
                 entry,
                 request.finish_reason if is_last else None,
                 request.stop_reason if is_last else None,
             )
-            if stop is not None:
-                place.replica.finish(request, "stop", stop)
+            if answer.finish_reason == "stop":  # of stop strings and grammars no scheduler knows
+                place.replica.finish(request, "stop", answer.stop_reason)
                 return
+
+    def _pin_prompt(self, request: Request, place: _Place) -> None:
+        """Keep a prompt that was just computed, where its request asks for it."""
+        seconds, place.state.pin_seconds = place.state.pin_seconds, None
+        if seconds is not None:
+            with contextlib.suppress(RequestError):  # no room now: it is reported as 0 tokens
+                place.state.num_pinned_tokens = place.replica.cache.pin(
+                    request.prompt_token_ids, self._clock() + seconds, request.cache_scope
+                )
 
     def _close_answer(self, request: Request, place: _Place) -> None:
         """Let go of a sequence that has ended."""
@@ -405,11 +449,7 @@ class Driver:
             self._forget(request)
 
     def _fail(self, state: RequestState) -> None:
-        state.error = RequestError(
-            f"request {state.request_id}: the model gave no usable numbers (NaN or inf in the "
-            "logits, or no permitted token); the blocks of the request are wiped",
-            "generation_failed",
-        )
+        state.note_failure()
         self._end_open_answers(state, "error")
 
     def _end_open_answers(

@@ -130,7 +130,7 @@ class LLM:
             sampling_params: one for all, or one per prompt.
             use_tqdm: show a bar on a terminal.
             lora_request: name of the adapter of all prompts, or one per prompt; None: none.
-            priority: accepted; requests are served in order of arrival.
+            priority: one per prompt; lower is served earlier, with the policy `priority`.
         Returns:
             One output per prompt, in order. In a list, a request that is refused or fails has
             `.error` set, and the others go on.
@@ -138,9 +138,12 @@ class LLM:
             RequestError: the only prompt is refused or fails.
             RankFailed: the engine has failed.
         """
-        del priority
         items, is_list = split_prompts(prompts)
-        jobs = [_Job(_prompt_text(item), partial(parse_prompt, item)) for item in items]
+        ranks = _priority_per_prompt(priority, len(items))
+        jobs = [
+            _Job(_prompt_text(item), partial(parse_prompt, item), rank)
+            for item, rank in zip(items, ranks, strict=True)
+        ]
         return self._run(jobs, sampling_params, is_list, use_tqdm, lora_request)
 
     def chat(
@@ -342,7 +345,10 @@ class LLM:
         places: dict[str, int],
     ) -> RequestOutput | None:
         try:
-            places[self._driver.add(job.prompt(), params, adapter=adapter)] = index
+            request_id = self._driver.add(
+                job.prompt(), params, adapter=adapter, priority=job.priority
+            )
+            places[request_id] = index
         except RequestError as refusal:
             return _refused(job, index, refusal)
         return None
@@ -354,6 +360,7 @@ class _Job:
 
     text: str | None
     prompt: Callable[[], PromptInput]
+    priority: int = 0
 
 
 def _prompt_text(item: Any) -> str | None:
@@ -390,6 +397,17 @@ def _params_per_prompt(
         )
     final = RequestOutputKind.FINAL_ONLY
     return [dataclasses.replace(each, output_kind=final) for each in params]
+
+
+def _priority_per_prompt(given: Sequence[int] | None, count: int) -> list[int]:
+    if given is None:
+        return [0] * count
+    ranks = list(given)
+    if len(ranks) != count or not all(type(rank) is int for rank in ranks):
+        raise RequestError(
+            f"priority is one whole number per prompt, or None; {count} prompts, {ranks!r} found"
+        )
+    return ranks
 
 
 def _adapter_per_prompt(given: str | Sequence[str | None] | None, count: int) -> list[str | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
 
 from heddle.errors import RequestError
@@ -77,5 +78,31 @@ class RequestOutput:
     metrics: RequestMetrics
     num_cached_tokens: int
     """Prompt tokens taken from the prefix cache."""
+    no_hit_reason: str = ""
+    """Why there are none."""
+    num_pinned_tokens: int = 0
+    """Prompt tokens that stay in the prefix cache because the request asked for it."""
     error: RequestError | None = None
     """Why the request failed; then it is finished and `outputs` is what it had so far."""
+
+
+def merged(first: RequestOutput, later: RequestOutput) -> RequestOutput:
+    """Two outputs of kind DELTA as one: what both say is new, in order.
+
+    Args:
+        first: told earlier.
+        later: of the same request, told next.
+    """
+    outputs = tuple(joined(a, b) for a, b in zip(first.outputs, later.outputs, strict=True))
+    return dataclasses.replace(later, outputs=outputs)
+
+
+def joined(first: CompletionOutput, later: CompletionOutput) -> CompletionOutput:
+    """The same for one answer."""
+    return dataclasses.replace(
+        later,
+        text=first.text + later.text,
+        token_ids=first.token_ids + later.token_ids,
+        logprobs=None if later.logprobs is None else (first.logprobs or ()) + later.logprobs,
+        logits=None if later.logits is None else (first.logits or ()) + later.logits,
+    )

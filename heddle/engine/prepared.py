@@ -12,11 +12,16 @@ from dataclasses import dataclass
 from heddle.config.engine import ResolvedConfig
 from heddle.config.sampling import SamplingParams
 from heddle.engine.checked_prompt import CheckedPrompt, check_prompt
+from heddle.engine.grammar.compiler import Grammar, GrammarCompiler
+from heddle.engine.grammar.matcher import Matcher
 from heddle.engine.inputs import PromptInput, bad_word_ids, check_params
 from heddle.engine.tokenizer import Tokenizer
 from heddle.errors import RequestError
 from heddle.scheduler.admission import resolve_room
 from heddle.step.build import BadWordIds
+
+MAX_PIN_SECONDS = 86400.0
+"""A day."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,8 +33,25 @@ class PreparedRequest:
     bad_words: BadWordIds
     room: int
     """Completion tokens that each of its answers may have."""
+    priority: int
+    """Lower is served earlier, where the scheduler heeds priorities."""
+    pin_seconds: float | None
+    """For which its prompt stays in the prefix cache once it is computed; None: as others do."""
     adapter: str | None
     """Name of the adapter that it goes through; None: none."""
+    grammar: Grammar | None
+    """That its answers follow; None: none."""
+
+    def start_matcher(self, eos_token_ids: Sequence[int]) -> Matcher | None:
+        """What one of its answers may be; None without a grammar.
+
+        Args:
+            eos_token_ids: ids that end a text.
+        """
+        if self.grammar is None:
+            return None
+        ends = () if self.params.ignore_eos else eos_token_ids
+        return self.grammar.start(ends, self.params.stop_token_ids)
 
 
 def prepare_request(
@@ -40,7 +62,11 @@ def prepare_request(
     tokenizer: Tokenizer | None,
     eos_token_ids: Sequence[int],
     usable_tokens: int,
+    grammars: GrammarCompiler,
     adapter: str | None = None,
+    priority: int = 0,
+    pin_seconds: float | None = None,
+    wants_tokens: bool = True,
 ) -> PreparedRequest:
     """Read a prompt, and refuse what this engine could never do.
 
@@ -51,7 +77,11 @@ def prepare_request(
         tokenizer: of the model; None: token ids only.
         eos_token_ids: ids that end a text.
         usable_tokens: tokens that the whole pool stores.
+        grammars: compiles what `structured_outputs` describes.
         adapter: name of an adapter; whether there is one is seen when it is admitted.
+        priority: lower is served earlier, with `--scheduling-policy priority`.
+        pin_seconds: keep its prompt in the prefix cache for so long.
+        wants_tokens: False: only the prompt is computed, whatever `max_tokens` says.
     Raises:
         RequestError: the prompt or a parameter is not legal for this model.
         PromptTooLong: it could never finish here.
@@ -66,12 +96,34 @@ def prepare_request(
     )
     if params.stop and tokenizer is None:
         raise RequestError("stop strings need a tokenizer, and this model has none")
+    if pin_seconds is not None:
+        _check_pin(pin_seconds, resolved.cache.max_pinned_tokens)
     room = resolve_room(
         len(checked.ids),
-        params.max_tokens,
+        params.max_tokens if wants_tokens else 0,
         window=resolved.scheduler.max_model_len,
         usable_tokens=usable_tokens,
     )
+    form = params.structured_outputs
     return PreparedRequest(
-        prompt=checked, params=params, bad_words=bad_words, room=room, adapter=adapter
+        prompt=checked,
+        params=params,
+        bad_words=bad_words,
+        room=room,
+        priority=priority,
+        pin_seconds=pin_seconds,
+        adapter=adapter,
+        grammar=None if form is None else grammars.compile(form),
     )
+
+
+def _check_pin(seconds: float, max_pinned_tokens: int) -> None:
+    if not 0 < seconds <= MAX_PIN_SECONDS:
+        raise RequestError(
+            f"cache_pin_seconds={seconds} is not legal; must be above 0 and at most "
+            f"{MAX_PIN_SECONDS:g}"
+        )
+    if not max_pinned_tokens:
+        raise RequestError(
+            "cache_pin_seconds needs --max-pinned-tokens, which is 0 here", "unsupported_parameter"
+        )

@@ -10,6 +10,7 @@ those to be computed are work, those stored are read by every further token.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,12 +19,14 @@ from typing import NamedTuple
 
 from heddle.config.engine import ResolvedConfig
 from heddle.engine.executors.base import Submission
+from heddle.engine.grammar.matcher import Matcher
 from heddle.engine.trace import MAX_RECORDS, StepRecord
 from heddle.kvcache.groups import create_group_specs
 from heddle.kvcache.keys import CacheIdentity, CacheScope
 from heddle.kvcache.manager import KVCacheManager
 from heddle.scheduler.batch import ScheduledBatch, ScheduledPart
 from heddle.scheduler.drafts import Drafter
+from heddle.scheduler.pacing import Pacer, StepLoad, attention_length
 from heddle.scheduler.request import FinishReason, Request
 from heddle.scheduler.scheduler import Scheduler
 from heddle.step.agree import check_coverage
@@ -49,24 +52,38 @@ class StepOutcome(NamedTuple):
 class Replica:
     """What the driver keeps for one DP coordinate. Its requests never move to another."""
 
-    def __init__(self, index: int, resolved: ResolvedConfig, topology: Topology) -> None:
+    def __init__(
+        self,
+        index: int,
+        resolved: ResolvedConfig,
+        topology: Topology,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """Begin empty.
 
         Args:
             index: its DP coordinate.
             resolved: what runs.
             topology: constants of the engine.
+            clock: monotonic seconds, by which steps are timed.
         """
         self.index = index
         self.cache = _create_cache(resolved, topology)
         num_stages = resolved.parallel.pipeline_parallel_size
-        self.scheduler = Scheduler(resolved.scheduler, self.cache, num_places=num_stages)
+        self._clock = clock
+        self.pacer = _create_pacer(resolved)
+        """What rows cost here."""
+        self.scheduler = Scheduler(
+            resolved.scheduler, self.cache, num_places=num_stages, pacer=self.pacer
+        )
         self._topology = topology
         self._first_rank = topology.mesh.ranks_of_replica(index)[0]
         self._under_way: deque[_UnderWay] = deque()
         self.records: deque[StepRecord] = deque(maxlen=MAX_RECORDS)
         """Of the last steps, oldest first."""
         self._bad_words: dict[int, BadWordIds] = {}
+        self._matchers: dict[int, Matcher] = {}
         self._adapter_changes: list[AdapterChange] = []
         self._counted: dict[int, int] = {}
         self._load = 0
@@ -95,11 +112,15 @@ class Replica:
         """Tokens of a prompt that need no computing here."""
         return self.cache.lookup(self.cache.new_sequence(scope), token_ids).num_tokens
 
-    def admit(self, sequence: Request, bad_words: BadWordIds) -> None:
-        """Queue a sequence; see `Scheduler.add`."""
+    def admit(
+        self, sequence: Request, bad_words: BadWordIds, matcher: Matcher | None = None
+    ) -> None:
+        """Queue a sequence; see `Scheduler.add`. What it may draw is asked of `matcher`."""
         self.scheduler.add(sequence)
         if bad_words:
             self._bad_words[sequence.request_id] = bad_words
+        if matcher is not None:
+            self._matchers[sequence.request_id] = matcher
         self._count(sequence)
 
     def finish(
@@ -113,6 +134,7 @@ class Replica:
         """Let go of a sequence that has ended; a second call does nothing."""
         self._load -= self._counted.pop(sequence.request_id, 0)
         self._bad_words.pop(sequence.request_id, None)
+        self._matchers.pop(sequence.request_id, None)
         if self._drafter is not None:
             self._drafter.forget(sequence.request_id)
 
@@ -122,12 +144,14 @@ class Replica:
         Args:
             number: of the step within the epoch.
         """
+        begin_seconds = self._clock()
+        self.cache.expire_pins(begin_seconds)
         scheduled = self.scheduler.schedule()
-        return None if scheduled is None else self._begin(scheduled, number)
+        return None if scheduled is None else self._begin(scheduled, number, begin_seconds)
 
     def begin_empty_step(self, number: int) -> Submission:
         """A step without rows, for the sake of the other replicas."""
-        return self._begin(ScheduledBatch(parts=()), number)
+        return self._begin(ScheduledBatch(parts=()), number, self._clock())
 
     def note_sent(self) -> None:
         """The newest step is with its ranks: do what none of them waits for."""
@@ -158,6 +182,8 @@ class Replica:
         if scheduled.parts:
             tokens = {request_id: _token_ids(found) for request_id, found in sampled.items()}
             self.scheduler.update(scheduled, tokens, failed)
+        load = StepLoad.of(scheduled, self.pacer.attention_length)
+        self.pacer.observe(load, self._clock() - ended.begin_seconds)
         return StepOutcome(scheduled, sampled, failed)
 
     def after_step(self, scheduled: ScheduledBatch) -> None:
@@ -168,19 +194,25 @@ class Replica:
         if self._drafter is not None:
             self._drafter.propose_drafts(part.request for part in scheduled.parts)
 
-    def _begin(self, scheduled: ScheduledBatch, number: int) -> Submission:
+    def _begin(self, scheduled: ScheduledBatch, number: int, begin_seconds: float) -> Submission:
         batch = build_batch(
             scheduled,
             self._topology,
             epoch=0,
             step=number,
             bad_words=self._bad_words,
+            grammar_masks=self._grammar_masks(scheduled),
             adapter_changes=self._adapter_changes,
         )
         self._adapter_changes = []
         step_plan = plan(batch, self._topology)
-        self._under_way.append(_UnderWay(scheduled, step_plan, self._topology))
+        self._under_way.append(_UnderWay(scheduled, step_plan, self._topology, begin_seconds))
         return batch, step_plan.digest
+
+    def _grammar_masks(self, scheduled: ScheduledBatch) -> dict[int, bytes]:
+        """What the sequences that draw may draw, those without a grammar left out."""
+        ids = (part.request.request_id for part in scheduled.parts if part.samples)
+        return {id_: self._matchers[id_].mask() for id_ in ids if id_ in self._matchers}
 
     def _count(self, sequence: Request) -> None:
         """Bring the load up to a sequence's present length."""
@@ -195,6 +227,8 @@ class _UnderWay:
     scheduled: ScheduledBatch
     plan: StepPlan
     topology: Topology
+    begin_seconds: float
+    """When it was chosen."""
 
     @cached_property
     def coverage(self) -> tuple[int, ...]:
@@ -236,6 +270,16 @@ def _create_cache(resolved: ResolvedConfig, topology: Topology) -> KVCacheManage
         num_state_slots=resolved.num_state_slots,
         states_per_sequence=1 + num_drafts,
         rotates=parallel.cp_start_rank_rotation,
+        max_pinned_tokens=resolved.cache.max_pinned_tokens,
+    )
+
+
+def _create_pacer(resolved: ResolvedConfig) -> Pacer:
+    target_ms = resolved.scheduler.target_itl_ms
+    return Pacer(
+        target_seconds=None if target_ms is None else target_ms / 1000,
+        max_rows=resolved.scheduler.max_num_batched_tokens,
+        attention_length=attention_length(resolved.model.hidden_size),
     )
 
 

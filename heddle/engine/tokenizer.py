@@ -72,6 +72,11 @@ class Tokenizer:
         return self._template_source is not None
 
     @property
+    def chat_template(self) -> str | None:
+        """Jinja source of the model's own template; None: it has none."""
+        return self._template_source
+
+    @property
     def strips_first_space(self) -> bool:
         """Decoding drops one space at the very start of a text."""
         return self._bytes.strips_first_space

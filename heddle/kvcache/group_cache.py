@@ -148,6 +148,11 @@ class GroupCache:
             self._pool.quarantine(block)
         self.drop(chain)
 
+    def hold(self, block: int) -> None:
+        """One more owner for a block that is owned or cached, which is no chain, until `unpin`."""
+        self._pool.share(block)
+        self.pin(block)
+
     def pin(self, block: int) -> None:
         """A shared block is the source of a copy until `unpin`."""
         if self.promises:
@@ -155,7 +160,7 @@ class GroupCache:
             self._reservations.hold(block)
 
     def unpin(self, block: int) -> None:
-        """The copy is done."""
+        """The copy is done, or nobody holds the block any longer."""
         if self.promises:
             self._reservations.promise(-1)
         self._give_back(block)

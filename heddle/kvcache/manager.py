@@ -18,18 +18,19 @@ away while other steps are under way: ranks do steps in the order in which they 
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from heddle.errors import KVCacheFull
+from heddle.kvcache.audit import check_owners
 from heddle.kvcache.blocks import BlockPool
-from heddle.kvcache.chain import BlockChain
 from heddle.kvcache.copies import BlockCopy, CacheEdits
+from heddle.kvcache.copying import Copying
 from heddle.kvcache.finder import PrefixFinder
 from heddle.kvcache.group_cache import GroupCache
 from heddle.kvcache.groups import GroupSpec
 from heddle.kvcache.hits import GroupHit, NoHit, PrefixHit
 from heddle.kvcache.keys import COMMON, CacheIdentity, CacheScope
+from heddle.kvcache.pins import PrefixPins, num_pinned_blocks
 from heddle.kvcache.prefix import PrefixIndex
 from heddle.kvcache.reservations import Reservations
 from heddle.kvcache.rotation import least_loaded, num_start_ranks
@@ -56,6 +57,10 @@ class KVCacheManager:
         state_unit: a step that ends at a multiple of it leaves a snapshot; None: the least common
             multiple of the groups' virtual blocks.
         rotates: start each chain on the rank that stores least, not on rank 0.
+        max_pinned_tokens: of the pool that pins may hold, in whole blocks of the first group; no
+            sequence is promised them.
+    Raises:
+        ConfigError: see `num_pinned_blocks`.
     """
 
     def __init__(
@@ -70,6 +75,7 @@ class KVCacheManager:
         states_per_sequence: int = 1,
         state_unit: int | None = None,
         rotates: bool = False,
+        max_pinned_tokens: int = 0,
     ) -> None:
         self.groups = tuple(groups)
         self.max_step_rows = max_step_rows
@@ -89,11 +95,17 @@ class KVCacheManager:
             self.groups, index, self._states, identity, self._num_start_ranks
         )
         self._live: set[SequenceBlocks] = set()
-        self._copies: list[BlockCopy] = []
-        self._pinned: list[BlockCopy] = []
+        self._copying = Copying(self._group_caches)
+        max_pinned_blocks = num_pinned_blocks(
+            max_pinned_tokens,
+            self.virtual_block_size,
+            self.num_usable_blocks,
+            has_states=self.has_states,
+        )
+        self._pins = PrefixPins(self._pool, self._group_caches, max_pinned_blocks)
         self._usable_tokens = longest_sequence(
             [(spec.visibility, spec.unit) for spec in self.groups],
-            self.num_usable_blocks,
+            self.num_usable_blocks - max_pinned_blocks,
             max_step_rows,
         )
 
@@ -123,8 +135,13 @@ class KVCacheManager:
         return self._pool.num_cached
 
     @property
+    def num_pinned_blocks(self) -> int:
+        """Blocks that pins keep, whoever else owns them."""
+        return len(self._pins)
+
+    @property
     def usable_tokens(self) -> int:
-        """Tokens of the longest sequence that fits alone."""
+        """Tokens of the longest sequence that fits alone, beside all that may be pinned."""
         return self._usable_tokens
 
     @property
@@ -197,13 +214,7 @@ class KVCacheManager:
             cache.share(chain, part, num_tokens)
         for cache, chain, _ in parts:
             cache.extend(chain, hit.num_tokens if cache.promises else num_tokens)
-        copies = [
-            self._copy_of(blocks, group, chain, part)
-            for group, (_, chain, part) in enumerate(parts)
-            if part.num_copied
-        ]
-        self._copies += copies
-        self._pinned += copies
+        self._copying.note(blocks, [part for _, _, part in parts])
         if blocks.states is not None:
             self._states.start(blocks.states, hit.snapshot)
         blocks.num_tokens = num_tokens
@@ -233,18 +244,15 @@ class KVCacheManager:
 
     def take_edits(self) -> CacheEdits:
         """What ranks do before the next step writes; each edit is told once."""
-        copies, self._copies = tuple(self._copies), []
         return CacheEdits(
-            copies=copies,
+            copies=self._copying.take(),
             wiped_blocks=self._pool.take_to_wipe(),
             state_copies=self._states.take_copies(),
         )
 
     def end_step(self, copies: Iterable[BlockCopy]) -> None:
         """The step that did these copies has ended: their sources may be evicted again."""
-        for copy in copies:
-            self._pinned.remove(copy)
-            self._group_caches[copy.group].unpin(copy.source_block)
+        self._copying.end(copies)
 
     def commit(
         self,
@@ -305,13 +313,39 @@ class KVCacheManager:
     def quarantine(self, blocks: SequenceBlocks) -> None:
         """End a sequence not to be trusted: hashes go now, blocks are wiped once unowned."""
         for cache, chain in zip(self._group_caches, blocks.chains, strict=True):
+            distrusted = tuple(filter(None, chain.block_table))
             cache.quarantine(chain)
+            self._pins.forget(distrusted)
         if blocks.states is not None:
             self._states.distrust(blocks.states)
         self._live.discard(blocks)
 
+    # Pins.
+
+    def pin(self, tokens: Sequence[int], until: float, scope: CacheScope = COMMON) -> int:
+        """Keep the longest known prefix of some tokens findable, whatever else needs room.
+
+        Args:
+            tokens: of a prompt whose rows were computed, running or ended, at least one.
+            until: seconds of the clock that `expire_pins` is told.
+            scope: of the prompt.
+        Returns:
+            Tokens that are kept: what a prompt that goes on from `tokens` would find.
+        Raises:
+            RequestError: (`pin_refused`) nothing of it is known, or there is no room for pins.
+        """
+        # One token more than is asked for: the last token of a prompt is never hit.
+        hit = self.lookup(self.new_sequence(scope), [*tokens, tokens[-1]])
+        self._pins.keep(hit, until, self.num_available_blocks)
+        return hit.num_tokens
+
+    def expire_pins(self, now: float) -> None:
+        """Let go of what was pinned until `now` or earlier; call it before each step."""
+        self._pins.expire(now)
+
     def reset_prefix_cache(self) -> None:
-        """Forget all content; running sequences keep what they own."""
+        """Forget all content, and all pins; running sequences keep what they own."""
+        self._pins.forget_all()
         self._pool.forget_all()
         self._states.forget_all()
 
@@ -322,24 +356,8 @@ class KVCacheManager:
             AssertionError: names the first block or slot that is wrong.
         """
         live = list(sequences)
-        self._pool.audit()
-        owners, promised_blocks = Counter[int](), Counter[int]()
-        num_promised = 0
-        for at, cache in enumerate(self._group_caches):
-            for chain in [sequence.chains[at] for sequence in live if sequence.chains]:
-                owners.update(filter(None, chain.block_table))
-                promised_blocks.update(cache.held(chain))
-                num_promised += chain.num_reserved
-        for copy in self._pinned:
-            owners[copy.source_block] += 1
-            if self._group_caches[copy.group].promises:
-                promised_blocks[copy.source_block] += 1
-                num_promised += 1
-        for block in range(self.num_usable_blocks + 1):
-            count = self._pool.references(block)
-            if count != owners[block]:
-                raise AssertionError(f"block {block} counts {count} owners, has {owners[block]}")
-        self._reservations.audit(num_promised, promised_blocks)
+        others = [*self._copying, *self._pins]
+        check_owners(self._pool, self._reservations, self._group_caches, live, others)
         self._states.audit([sequence.states for sequence in live if sequence.states is not None])
 
     def _choose_start_rank(self, blocks: SequenceBlocks, hit: PrefixHit) -> None:
@@ -352,16 +370,3 @@ class KVCacheManager:
 
     def _parts(self, hit: PrefixHit) -> tuple[GroupHit, ...]:
         return hit.groups or (GroupHit(),) * len(self.groups)
-
-    def _copy_of(
-        self, blocks: SequenceBlocks, group: int, chain: BlockChain, part: GroupHit
-    ) -> BlockCopy:
-        start = len(part.blocks) * self.groups[group].unit
-        return BlockCopy(
-            source_block=part.copy_source,
-            target_block=chain.block_table[len(part.blocks)],
-            start=start,
-            end=start + part.num_copied,
-            start_rank=self.groups[group].start_rank(blocks.start_rank),
-            group=group,
-        )

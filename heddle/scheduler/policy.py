@@ -9,6 +9,10 @@
 3. A request that waits for blocks is overtaken at most `MAX_OVERTAKES` times.
 
 Long prompts share the rest evenly, at least a row each, so none of them waits for another to end.
+
+These hold for requests in order of arrival. With priorities they hold among equals, and only while
+nobody comes before them: whoever keeps sending urgent requests starves the others, as asked.
+With a pacer a step has, beside decodes, as many rows as it allows.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ from heddle.layout.kv import KVLayout
 from heddle.scheduler.admission import kv_tokens_needed
 
 FinishReason = Literal["stop", "length", "abort", "error"]
+WaitReason = Literal["capacity", "seats", "prefill_slots", "next_step"]
 
 
 class RequestStatus(Enum):
@@ -60,6 +61,8 @@ class Request:
     """The room it was given; see `heddle.scheduler.admission`."""
     kv_layout: KVLayout | None = None
     """That its first cache group was given, constant for life; None without attention layers."""
+    priority: int = 0
+    """Lower is earlier, where the policy asks for it."""
     seed: int = 0
     choice: int = 0
     eos_token_ids: tuple[int, ...] = ()
@@ -85,6 +88,8 @@ class Request:
     """The stop id or stop string that ended it."""
     arrival: int = 0
     """Place in the order of `Scheduler.add`."""
+    wait_reason: WaitReason = "next_step"
+    """What the last step that looked at it, while it waited, had too little of."""
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0
     """Prompt tokens that the first start took from the prefix cache."""

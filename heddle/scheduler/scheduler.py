@@ -4,16 +4,19 @@
               ^          |
               +- preempt-+     blocks go, tokens stay; prompt and outputs are recomputed
 
-Both queues stand in order of arrival. A step is filled in four passes:
+Both queues stand in one order, which `Queues` keeps: by arrival, or by priority first. A step is
+filled in four passes:
 
-1. Requests with one row to compute (decodes), oldest first. If one needs a block and none is left,
-   the youngest running request is preempted, so the oldest never is and always gets on.
-2. Waiting requests, oldest first, if nothing was preempted. A start takes, or is promised, the
+1. Requests with one row to compute (decodes), first ones first. If one needs a block and none is
+   left, the last of the running is preempted, so the first never is and always gets on.
+2. Waiting requests, first ones first, if nothing was preempted. A start takes, or is promised, the
    blocks of all known tokens at once, so no two half-filled prompts can hold each other up; a
    restart also wants room for what the request may still produce. Who does not fit is passed by at
    most `MAX_OVERTAKES`.
 3. Drafts of the decodes, as far as rows and blocks are left over.
 4. Long prompts share the remaining rows.
+
+Beside decodes, prompts have no more rows than a pacer allows.
 
 An empty pool takes any admitted request, hence every step moves something forward.
 
@@ -24,43 +27,52 @@ during its step keeps its blocks until `update`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from heddle.config.scheduler import SchedulerConfig
 from heddle.errors import KVCacheFull, LayoutMismatch, RequestError
-from heddle.kvcache.hits import PrefixHit
 from heddle.kvcache.manager import KVCacheManager
-from heddle.scheduler.admission import kv_tokens_needed, resolve_room
+from heddle.scheduler.admission import resolve_room
 from heddle.scheduler.batch import ScheduledBatch, ScheduledPart
 from heddle.scheduler.endings import Endings
 from heddle.scheduler.flight import Flight
-from heddle.scheduler.policy import MAX_CANDIDATES, MAX_OVERTAKES, share_rows, short_row_limit
+from heddle.scheduler.pacing import Pacer
+from heddle.scheduler.policy import share_rows, short_row_limit
+from heddle.scheduler.progress import Progress, progress_of
 from heddle.scheduler.queues import Queues
 from heddle.scheduler.request import FinishReason, Request, RequestStatus
 from heddle.scheduler.results import append_tokens, check_tokens
+from heddle.scheduler.starts import Starts
 
 
 class Scheduler:
     """Owner of all requests and of their blocks.
 
     Args:
-        config: limits. At most `max_num_batched_tokens` sequences run, whatever `max_num_seqs`
-            says, so that each of them gets a row in each step.
+        config: limits, and the order of requests.
         cache: the pool; used by this scheduler alone.
         num_places: steps that may be under way at once (pipeline stages); decodes are dealt evenly
             to them.
+        pacer: bounds prompt rows beside decodes, and is told of ended steps by whoever has a
+            clock; None: no bound.
     """
 
     def __init__(
-        self, config: SchedulerConfig, cache: KVCacheManager, *, num_places: int = 1
+        self,
+        config: SchedulerConfig,
+        cache: KVCacheManager,
+        *,
+        num_places: int = 1,
+        pacer: Pacer | None = None,
     ) -> None:
         assert cache.max_step_rows >= config.max_num_batched_tokens, "promises are too small"
         self._config = config
         self._cache = cache
         self._num_places = num_places
-        self._max_running = min(config.max_num_seqs, config.max_num_batched_tokens)
-        self._queues = Queues()
+        self._pacer = pacer
+        self._queues = Queues(config.policy)
         self._flight = Flight()
+        self._starts = Starts(config, cache, self._queues, self._flight)
         self._endings = Endings(self._queues, self._flight, cache)
 
     @property
@@ -139,13 +151,20 @@ class Scheduler:
         decodes, preempted, is_short_of_blocks = self._secure_decodes()
         num_rows = self._config.max_num_batched_tokens - len(decodes)
         longs = [r for r in self._idle() if r.num_uncomputed_tokens > 1]
-        shorts = [] if preempted or is_short_of_blocks else self._admit(num_rows, longs)
-        num_rows -= sum(r.num_uncomputed_tokens for r in shorts)
+        num_prompt_rows = self._paced(num_rows, longs)
+        if preempted or is_short_of_blocks:
+            shorts: list[Request] = []
+            self._starts.hold_back()
+        else:
+            shorts = self._starts.admit(num_prompt_rows, longs)
+        num_short_rows = sum(r.num_uncomputed_tokens for r in shorts)
+        num_rows, num_prompt_rows = num_rows - num_short_rows, num_prompt_rows - num_short_rows
         parts = self._with_drafts(decodes, short_row_limit(num_rows, len(longs)))
         num_rows -= sum(part.num_drafts for part in parts)
         parts += [_part(r, r.num_uncomputed_tokens) for r in shorts]
         needs = [r.num_uncomputed_tokens for r in longs]
-        shares = share_rows(num_rows, needs, [self._row_cap(r) for r in longs])
+        num_prompt_rows = min(num_rows, num_prompt_rows)
+        shares = share_rows(num_prompt_rows, needs, [self._starts.row_cap(r) for r in longs])
         parts += [_part(r, self._piece(r, n)) for r, n in zip(longs, shares, strict=True)]
         if not parts:
             return None
@@ -204,25 +223,16 @@ class Scheduler:
 
     def why_waiting(self) -> str | None:
         """What the head of the queue lacks, with numbers; None if nothing waits."""
-        if not self._queues.waiting:
-            return None
-        head, running = self._queues.waiting[0], self._queues.running
-        name = f"request {head.request_id}"
-        if len(running) >= self._max_running:
-            return f"{name} waits for a seat: {len(running)} of {self._max_running} run"
-        cache = self._cache
-        if not cache.has_free_states:
-            return f"{name} waits for state slots: needs {cache.states_per_sequence}"
-        cost = cache.start_cost(self._lookup(head).without_copy(), self._start_need(head))
-        if cost > cache.num_available_blocks:
-            return (
-                f"{name} waits for blocks: needs {cost} of {cache.virtual_block_size} tokens, "
-                f"{cache.num_available_blocks} of {cache.num_usable_blocks} free"
-            )
-        partial = sum(r.num_uncomputed_tokens > 1 for r in running)
-        if partial >= self._config.max_num_partial_prefills:
-            return f"{name} waits for a prefill slot: {partial} prompts are part-way through"
-        return f"{name} waits for the next step"
+        return self._starts.why_waiting()
+
+    def waiting_by_reason(self) -> dict[str, int]:
+        """How many wait for `capacity`, `seats`, `prefill_slots`, and the `next_step`."""
+        return self._starts.by_reason()
+
+    def progress(self) -> Iterator[tuple[int, Progress]]:
+        """(id, how far it is) of each request that has given no token yet."""
+        rate = self._pacer.rows_per_second if self._pacer else None
+        return progress_of(self._queues.running, self._queues.waiting, rate)
 
     def audit(self) -> None:
         """Check that queues, blocks and slots agree.
@@ -262,50 +272,20 @@ class Scheduler:
                     break
         return decodes, preempted, False
 
+    def _paced(self, num_rows: int, longs: Sequence[Request]) -> int:
+        """Rows that prompts may have: fewer where decodes run that are to keep their pace."""
+        decode_runs = any(r.num_uncomputed_tokens == 1 for r in self._queues.running)
+        if self._pacer is None or not decode_runs:
+            return num_rows
+        num_context_tokens = max((r.num_computed_tokens for r in longs), default=0)
+        return min(num_rows, max(self._pacer.budget(num_context_tokens), len(longs)))
+
     def _preempt(self, victim: Request) -> int:
         """Send a running request back to the queue, its tokens kept."""
-        assert self.num_running > 1, "the oldest request must fit into the pool alone"
+        assert self.num_running > 1, "the first request must fit into the pool alone"
         self._endings.release(victim)
         self._queues.preempt(victim)
         return victim.request_id
-
-    def _admit(self, num_rows: int, longs: list[Request]) -> list[Request]:
-        """Start waiting requests: long ones join `longs`, those that end in this step return."""
-        shorts: list[Request] = []
-        free_rows = num_rows
-        passed: list[Request] = []
-        max_longs = self._config.max_num_partial_prefills - self._flight.num_partial
-        for request in self._queues.waiting[:MAX_CANDIDATES]:
-            if self.num_running >= self._max_running or not self._cache.has_free_states:
-                break
-            if any(r.num_overtakes >= MAX_OVERTAKES for r in passed):
-                break
-            hit = self._cache.fitting(self._lookup(request), self._start_need(request))
-            if hit is None:
-                passed.append(request)
-                continue
-            need = request.num_tokens - hit.num_tokens
-            short_rows = short_row_limit(num_rows, len(longs)) - (num_rows - free_rows)
-            if need <= min(short_rows, self._row_cap(request)):
-                shorts.append(request)
-                free_rows -= need
-            elif len(longs) < min(max_longs, free_rows):
-                longs.append(request)
-            else:
-                continue
-            self._start(request, hit)
-            for other in passed:
-                other.num_overtakes += 1
-        return shorts
-
-    def _start(self, request: Request, hit: PrefixHit) -> None:
-        """Give a waiting request its blocks and its place among the running."""
-        if not request.num_preemptions and not request.output_token_ids:
-            request.num_cached_tokens = hit.num_tokens
-            request.no_hit_reason = hit.explain()
-        self._cache.start(request.blocks, hit, request.num_tokens)
-        request.num_computed_tokens = hit.num_tokens
-        self._queues.start(request)
 
     def _with_drafts(self, decodes: Sequence[Request], num_rows: int) -> list[ScheduledPart]:
         """Decodes with the drafts for which there are rows, blocks and state slots."""
@@ -331,24 +311,6 @@ class Scheduler:
             else:
                 break
         return request.draft_token_ids[:count]
-
-    def _lookup(self, request: Request) -> PrefixHit:
-        return self._cache.lookup(
-            request.blocks, request.token_ids, excluded=request.skip_prefix_hit
-        )
-
-    def _start_need(self, request: Request) -> int:
-        """Stored tokens that must fit: all known ones; at a restart all that may ever be."""
-        if request.num_preemptions or request.output_token_ids:
-            return kv_tokens_needed(request.num_prompt_tokens, request.max_output_tokens)
-        return request.num_tokens
-
-    def _row_cap(self, request: Request) -> int:
-        """Rows of a step that one prompt may take."""
-        threshold = self._config.long_prefill_token_threshold
-        if threshold and request.num_tokens > threshold:
-            return threshold
-        return self._config.max_num_batched_tokens
 
     def _piece(self, request: Request, num_rows: int) -> int:
         """Rows of a long prompt: a piece ends where a snapshot can be taken, if it gets so far."""

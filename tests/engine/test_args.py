@@ -17,6 +17,9 @@ def test_each_argument_lands_in_its_section() -> None:
         block_size=8,
         num_gpu_blocks_override=9,
         max_num_seqs=3,
+        scheduling_policy="priority",
+        target_itl=50,
+        max_pinned_tokens=64,
         max_model_len=77,
         dtype="float64",
         attention_backend="reference",
@@ -28,6 +31,8 @@ def test_each_argument_lands_in_its_section() -> None:
     assert config.parallel.kv_interleave_size == 4
     assert (config.cache.block_size, config.cache.num_blocks_override) == (8, 9)
     assert config.scheduler.max_num_seqs == 3
+    assert (config.scheduler.policy, config.scheduler.target_itl_ms) == ("priority", 50)
+    assert config.cache.max_pinned_tokens == 64
     assert (config.max_model_len, config.seed) == (77, 12)
     assert (config.dtype, config.backend, config.step_timeout_seconds) == (
         "float64",

@@ -26,7 +26,8 @@ class Bench:
     def __init__(self, **config: Any) -> None:
         resolved = resolved_config(**config)
         self.topology = Topology.from_resolved(resolved)
-        self.replica = Replica(0, resolved, self.topology)
+        self.now = 0.0
+        self.replica = Replica(0, resolved, self.topology, clock=lambda: self.now)
         self.executor = FakeExecutor(resolved, is_poisoned=lambda tokens: tokens[0] == 60)
         self.number = 0
 
@@ -139,6 +140,39 @@ def test_rows_that_were_not_written_as_planned_release_nothing() -> None:
     with pytest.raises(PlanMismatch, match=r"ranks \[0\] wrote KV of cache group 0"):
         bench.replica.end_step([wrong], lambda id_: {id_})
     assert (request.num_computed_tokens, request.output_token_ids) == (0, [])
+
+
+def test_long_prompts_get_as_many_rows_beside_a_decode_as_the_target_allows() -> None:
+    """A row takes a millisecond, so 40 of prompts fit, in units of 16; later ones read more."""
+    bench = Bench(target_itl_ms=45.0, max_num_batched_tokens=64, num_blocks=100)
+    bench.admit(0, [5, 6], 40, ignore_eos=True)
+    bench.begin()
+    bench.now += 0.002
+    bench.end()
+    long = bench.admit(1, [2] * 200, 1)
+    sizes = []
+    while not long.output_token_ids:
+        assert bench.begin()
+        bench.replica.note_sent()
+        sizes.append(bench.replica.records[-1].num_rows)
+        bench.now += sizes[-1] / 1000
+        bench.end()
+    assert set(sizes[:-1]) == {1 + 16, 1 + 32}
+    assert sizes[0] == max(sizes)
+    assert sum(sizes) == 200 + len(sizes)
+
+
+def test_pins_end_by_the_clock_of_the_replica() -> None:
+    bench = Bench(max_pinned_tokens=16)
+    request = bench.admit(0, range(2, 12), 1)
+    bench.begin()
+    bench.end()
+    assert request.is_finished
+    assert bench.replica.cache.pin(range(2, 10), until=3.0) == 8
+    for now, num_pinned in ((2.9, 2), (3.0, 0)):
+        bench.now = now
+        bench.begin()
+        assert bench.replica.cache.num_pinned_blocks == num_pinned
 
 
 @dataclass

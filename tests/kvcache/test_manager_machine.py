@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from heddle.config.visibility import Visibility
-from heddle.errors import KVCacheFull
+from heddle.errors import KVCacheFull, RequestError
 from tests.kvcache.fake_rows import FakeRows
 from tests.kvcache.test_manager import make_cache, spec
 
@@ -43,10 +43,11 @@ class ManagerMachine(RuleBasedStateMachine):
         unit=st.integers(1, 4),
         rotates=st.booleans(),
         caching=st.sampled_from([True, True, False]),
+        pinned=st.integers(0, 5),
     )
     def make(
         self, ranks, block_size, num_blocks, has_full, windows, states, spare_states, unit,
-        rotates, caching,
+        rotates, caching, pinned,
     ):  # fmt: skip
         groups = [spec(ranks=ranks, block_size=block_size)] * (has_full or not windows)
         groups += [spec(rule, ranks if is_cut else 1, block_size) for rule, is_cut in windows]
@@ -60,7 +61,10 @@ class ManagerMachine(RuleBasedStateMachine):
             states_per_sequence=max(states, 1),
             state_unit=unit,
             rotates=rotates,
+            max_pinned_tokens=0 if states else min(pinned, num_blocks - 2) * groups[0].unit,
         )
+        self.now = 0
+        self.kept = []  # (tokens, how many of them, until)
         self.rows = FakeRows(num_blocks, groups, num_slots)
         self.live = []
         self.copied = {}  # source -> its rows when the copy was scheduled
@@ -148,8 +152,38 @@ class ManagerMachine(RuleBasedStateMachine):
         self.live.remove(sequence)
         if quarantine:
             self.cache.quarantine(sequence.blocks)
+            self.kept.clear()  # some of it may be distrusted
         else:
             self.release(sequence, has_current_state=has_state)
+
+    @precondition(lambda self: self.live and not self.copied)
+    @rule(data=st.data(), seconds=st.integers(1, 4))
+    def pin(self, data, seconds):
+        sequence = self.pick(data)
+        tokens = sequence.tokens[: data.draw(st.integers(1, len(sequence.tokens)))]
+        before, available = self.cache.num_pinned_blocks, self.cache.num_available_blocks
+        try:
+            count = self.cache.pin(tokens, self.now + seconds)
+        except RequestError:
+            assert self.cache.num_pinned_blocks == before
+            assert self.cache.num_available_blocks == available
+            return
+        assert 0 < count <= len(tokens)
+        self.kept.append((tokens, count, self.now + seconds))
+
+    @rule(seconds=st.integers(0, 4))
+    def expire(self, seconds):
+        self.now += seconds
+        self.cache.expire_pins(self.now)
+        self.kept = [entry for entry in self.kept if entry[2] > self.now]
+        if not self.kept:
+            assert self.cache.num_pinned_blocks == 0
+
+    @invariant()
+    def what_is_pinned_is_found(self):
+        for tokens, count, _ in self.kept if hasattr(self, "cache") else ():
+            found = self.cache.lookup(self.cache.new_sequence(), [*tokens, 7])
+            assert found.num_tokens >= count
 
     def release(self, sequence, **options):
         self.cache.release(sequence.blocks, sequence.tokens, sequence.num_computed, **options)
@@ -157,6 +191,8 @@ class ManagerMachine(RuleBasedStateMachine):
     @rule()
     def reset(self):
         self.cache.reset_prefix_cache()
+        self.kept.clear()
+        assert self.cache.num_pinned_blocks == 0
 
     @precondition(lambda self: not self.copied)
     @rule()
@@ -165,7 +201,8 @@ class ManagerMachine(RuleBasedStateMachine):
             self.release(sequence)
         self.live.clear()
         self.cache.audit([])
-        assert self.cache.num_available_blocks == self.cache.num_usable_blocks
+        kept = self.cache.num_pinned_blocks
+        assert self.cache.num_available_blocks == self.cache.num_usable_blocks - kept
 
     @invariant()
     def counts_and_content_agree(self):
@@ -187,6 +224,10 @@ class ManagerMachine(RuleBasedStateMachine):
         ]
         available = self.cache.num_available_blocks
         assert available >= 0
+        pins = list(self.cache._pins)  # which blocks they are is nobody's business but theirs
+        assert len(pins) == self.cache.num_pinned_blocks
+        full |= {block for block, at in pins if self.cache.groups[at].visibility.is_full}
+        windows += [1 for _, at in pins if not self.cache.groups[at].visibility.is_full]
         if self.copied:
             return  # rows of a copy arrive with the next step
         assert available == self.cache.num_usable_blocks - len(full) - sum(windows)

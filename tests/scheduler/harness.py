@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from heddle.config import SamplingParams, SchedulerConfig
+from heddle.config.scheduler import SchedulingPolicy
 from heddle.config.visibility import FULL, Visibility
 from heddle.kvcache.copies import CacheEdits
 from heddle.kvcache.groups import GroupSpec
@@ -18,6 +19,7 @@ from heddle.kvcache.keys import CacheIdentity
 from heddle.kvcache.manager import KVCacheManager
 from heddle.layout.kv import KVLayout
 from heddle.scheduler.batch import ScheduledBatch, ScheduledPart
+from heddle.scheduler.pacing import Pacer, StepLoad
 from heddle.scheduler.request import Request
 from heddle.scheduler.scheduler import Scheduler
 from tests.kvcache.fake_rows import FakeRows, Row, rows_of
@@ -66,9 +68,11 @@ class Engine:
         state_unit: int | None = None,
         rotates: bool = False,
         num_places: int = 1,
+        max_pinned_tokens: int = 0,
+        policy: SchedulingPolicy = "fcfs",
         **limits: int,
     ) -> None:
-        self.config = SchedulerConfig(**limits)
+        self.config = SchedulerConfig(policy=policy, **limits)
         rules = [(FULL, ranks)] if has_full else []
         self.groups = [
             GroupSpec(rule, KVLayout(size, 1, block_size)) for rule, size in (*rules, *windows)
@@ -83,10 +87,12 @@ class Engine:
             states_per_sequence=states_per_sequence,
             state_unit=state_unit,
             rotates=rotates,
+            max_pinned_tokens=max_pinned_tokens,
         )
         self.layout = self.cache.layout
         self.num_places = num_places
         self.scheduler = Scheduler(self.config, self.cache, num_places=num_places)
+        self.pacer: Pacer | None = None
         self.rows = FakeRows(usable_blocks + 1, self.groups, num_state_slots)
         self.requests: dict[int, Request] = {}
         self.running: list[Request] = []
@@ -114,6 +120,16 @@ class Engine:
         self.token_steps[request.request_id] = []
         return request
 
+    def order(self, request: Request) -> tuple[int, int]:
+        """Smaller ones come first, by the written rule."""
+        return (request.priority if self.config.policy == "priority" else 0, request.arrival)
+
+    def pace(self, pacer: Pacer) -> None:
+        """Bound prompt rows; a row takes a millisecond. Only before the first step."""
+        assert not self.batches
+        self.pacer = pacer
+        self.scheduler = Scheduler(self.config, self.cache, num_places=self.num_places, pacer=pacer)
+
     def guess(self, count: int, num_right: int) -> None:
         """Propose drafts for all decodes: the first few are what the model will say."""
         for request in self.running:
@@ -126,7 +142,9 @@ class Engine:
                 request.draft_token_ids = (*right, *wrong)
 
     def submit(self) -> ScheduledBatch | None:
-        """Schedule a step and let the ranks do it; its results come with `collect`."""
+        """Schedule a step and let the ranks do it; its results come with `collect`. Pins expire by
+        the number of steps."""
+        self.cache.expire_pins(self.step_number)
         batch = self.scheduler.schedule()
         if batch is None:
             assert self.under_way or not self.scheduler.has_work, "work waits, and nothing runs"
@@ -148,6 +166,9 @@ class Engine:
         """Account for the oldest step under way."""
         batch, tokens = self.under_way.popleft()
         ended = self.scheduler.update(batch, tokens, failed)
+        if self.pacer is not None:
+            load = StepLoad.of(batch, self.pacer.attention_length)
+            self.pacer.observe(load, load.num_rows / 1000)
         for part in batch.parts:
             request = part.request
             if part.samples and request.finish_reason != "error":
@@ -173,13 +194,14 @@ class Engine:
         return self.collect(failed)
 
     def drain(self, limit: int = 5000) -> None:
-        """Run until nothing is left; then every block must be available (leak check)."""
+        """Run until nothing is left; then every block must be available or pinned (leak check)."""
         for _ in range(limit):
             if self.step() is None:
                 break
         assert not self.scheduler.has_work
         self.cache.audit([])
-        assert self.cache.num_available_blocks == self.cache.num_usable_blocks
+        num_free_blocks = self.cache.num_usable_blocks - self.cache.num_pinned_blocks
+        assert self.cache.num_available_blocks == num_free_blocks
 
     def _check(self, batch: ScheduledBatch) -> None:
         """Laws of one step: budget, progress, age, contiguous rows, one writer."""
@@ -191,8 +213,8 @@ class Engine:
         if self.num_places == 1:
             assert len(ids) == self.scheduler.num_running, "a running request got no row"
         if self.running:
-            oldest = min(self.running, key=lambda request: request.arrival)
-            assert oldest.is_finished or oldest.request_id not in batch.preempted
+            first = min(self.running, key=self.order)
+            assert first.is_finished or first.request_id not in batch.preempted
         for request_id in batch.preempted:
             del self.computed[request_id], self.held[request_id]
         if batch.preempted:
@@ -223,6 +245,7 @@ class Engine:
             self.rows.spoil(held - self.held[request_id])
         else:
             assert start < request.num_tokens, "the last token must be computed"
+            assert (request.num_cached_tokens == 0) == bool(request.no_hit_reason)
             for spec, table in zip(self.groups, request.block_tables, strict=True):
                 self.rows.spoil(filter(None, table[start // spec.unit :]))
         self.computed[request_id] = end

@@ -33,3 +33,22 @@ def test_a_preempted_request_returns_to_its_place_in_the_order_of_arrival():
     queues.running.clear()
     with pytest.raises(AssertionError, match=r"queued \[3\], known \[0, 2, 3\]"):
         queues.audit()
+
+
+def test_priorities_come_before_arrival_where_the_policy_asks_for_it():
+    engine = Engine()
+    requests = [engine.add([at], 2, priority=priority) for at, priority in enumerate([1, 0, 1, -3])]
+    queues = Queues("priority")
+    for request in requests:
+        queues.add(request)
+    assert [request.request_id for request in queues.waiting] == [3, 1, 0, 2]
+    assert [queues.num_ahead(request) for request in requests] == [2, 1, 3, 0]
+    for request in requests[:3]:
+        queues.start(request)
+    assert [request.request_id for request in queues.running] == [1, 0, 2]
+    queues.preempt(requests[0])
+    assert [request.request_id for request in queues.waiting] == [3, 0]
+    queues.audit()
+    queues.waiting.reverse()
+    with pytest.raises(AssertionError, match=r"out of order: \[0, 3\]"):
+        queues.audit()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from heddle.config import SamplingParams
 from heddle.config.visibility import Visibility
-from heddle.errors import PromptTooLong
+from heddle.errors import PromptTooLong, RequestError
 from heddle.scheduler.policy import MAX_OVERTAKES
 from tests.scheduler.harness import EOS, Engine, golden
 
@@ -28,6 +30,7 @@ REQUESTS = st.tuples(
     st.none() | st.integers(0, 20),
     st.booleans(),
     st.sampled_from([False, False, False, True]),
+    st.integers(-1, 1),  # priority
 )
 
 
@@ -48,11 +51,15 @@ class SchedulerMachine(RuleBasedStateMachine):
         unit=st.integers(1, 6),
         rotates=st.booleans(),
         num_places=st.sampled_from([1, 1, 2, 3]),
+        policy=st.sampled_from(["fcfs", "priority"]),
+        pinned=st.integers(0, 6),
     )
     def make(
         self, usable_blocks, ranks, block_size, budget, seqs, partial, threshold, caching,
-        has_full, windows, states, spare_states, unit, rotates, num_places,
+        has_full, windows, states, spare_states, unit, rotates, num_places, policy, pinned,
     ):  # fmt: skip
+        is_cut = has_full or not windows or windows[0][1]  # the first cache group
+        unit_tokens = block_size * (ranks if is_cut else 1)
         self.engine = Engine(
             usable_blocks=usable_blocks,
             ranks=ranks,
@@ -70,6 +77,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             state_unit=unit,
             rotates=rotates,
             num_places=num_places,
+            policy=policy,
+            max_pinned_tokens=0 if states else min(pinned, usable_blocks - 1) * unit_tokens,
         )
         self.aborted = set()
         self.failed = set()
@@ -79,7 +88,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(burst=st.lists(REQUESTS, min_size=1, max_size=5))
     def add(self, burst):
-        for shared, own, max_tokens, ignore_eos, skip in burst:
+        for shared, own, max_tokens, ignore_eos, skip, priority in burst:
             prompt = SHARED[:shared] + own
             try:
                 self.engine.add(
@@ -88,6 +97,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                     params=SamplingParams(ignore_eos=ignore_eos),
                     eos_token_ids=(EOS,),
                     skip_prefix_hit=skip,
+                    priority=priority,
                 )
             except PromptTooLong:
                 assert len(prompt) > self.engine.cache.usable_tokens
@@ -115,6 +125,15 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.engine.step(failed=[victim])
         if self.engine.requests[victim].finish_reason == "error":
             self.failed.add(victim)
+
+    @precondition(lambda self: self.engine.requests)
+    @rule(data=st.data(), steps=st.integers(1, 30))
+    def pin(self, data, steps):
+        """Of any request that ever was; some are refused, and none may hold another up."""
+        request = data.draw(st.sampled_from(list(self.engine.requests.values())))
+        with suppress(RequestError):
+            self.engine.cache.pin(request.token_ids, self.engine.step_number + steps)
+        self.engine.scheduler.audit()
 
     @rule()
     def drain(self):

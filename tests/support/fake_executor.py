@@ -61,6 +61,7 @@ def resolved_config(
     seed: int = 0,
     moe: MoEConfig | None = None,
     speculative: SpeculativeConfig | None = None,
+    max_pinned_tokens: int = 0,
     **scheduler: Any,
 ) -> ResolvedConfig:
     limits = {"max_num_batched_tokens": 32, "max_model_len": 256, **scheduler}
@@ -68,7 +69,7 @@ def resolved_config(
         model_path="toy",
         model=replace(model_config(vocab_size), moe=moe),
         parallel=parallel or ParallelConfig(),
-        cache=CacheConfig(block_size=4),
+        cache=CacheConfig(block_size=4, max_pinned_tokens=max_pinned_tokens),
         scheduler=SchedulerConfig(**limits),
         dtype="float32",
         kv_cache_dtype="float32",

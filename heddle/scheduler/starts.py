@@ -1,0 +1,156 @@
+"""Which waiting requests start in a step, and what the others lack.
+
+    capacity        blocks or state slots
+    seats           as many sequences run as may
+    prefill_slots   as many prompts are part-way through as may
+    next_step       nothing but rows of this step
+
+Nothing else holds a request up. It is noted when a step is filled, so counting costs no search.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import get_args
+
+from heddle.config.scheduler import SchedulerConfig
+from heddle.kvcache.hits import PrefixHit
+from heddle.kvcache.manager import KVCacheManager
+from heddle.scheduler.admission import kv_tokens_needed
+from heddle.scheduler.flight import Flight
+from heddle.scheduler.policy import MAX_CANDIDATES, MAX_OVERTAKES, short_row_limit
+from heddle.scheduler.queues import Queues
+from heddle.scheduler.request import Request, WaitReason
+
+
+class Starts:
+    """Gives waiting requests their blocks and their place among the running.
+
+    Args:
+        config: limits. At most `max_num_batched_tokens` sequences run, whatever `max_num_seqs`
+            says, so that each of them gets a row in each step.
+        cache: the pool.
+        queues: of the scheduler.
+        flight: its steps under way.
+    """
+
+    def __init__(
+        self, config: SchedulerConfig, cache: KVCacheManager, queues: Queues, flight: Flight
+    ) -> None:
+        self._config, self._cache = config, cache
+        self._queues, self._flight = queues, flight
+        self._max_running = min(config.max_num_seqs, config.max_num_batched_tokens)
+
+    # Filling a step.
+
+    def admit(self, num_rows: int, longs: list[Request]) -> list[Request]:
+        """Start waiting requests, first ones first.
+
+        Args:
+            num_rows: rows that are left for prompts.
+            longs: prompts that are part-way through and in no step; new long ones are added.
+        Returns:
+            Those that end in this step.
+        """
+        shorts: list[Request] = []
+        free_rows = num_rows
+        passed: list[Request] = []
+        max_longs = self._config.max_num_partial_prefills - self._flight.num_partial
+        candidates = self._queues.waiting[:MAX_CANDIDATES]
+        for at, request in enumerate(candidates):
+            if (barrier := self._barrier(passed)) is not None:
+                _note(candidates[at:], barrier)
+                break
+            hit = self._cache.fitting(self._lookup(request), self._start_need(request))
+            if hit is None:
+                request.wait_reason = "capacity"
+                passed.append(request)
+                continue
+            need = request.num_tokens - hit.num_tokens
+            short_rows = short_row_limit(num_rows, len(longs)) - (num_rows - free_rows)
+            if need <= min(short_rows, self.row_cap(request)):
+                shorts.append(request)
+                free_rows -= need
+            elif len(longs) < min(max_longs, free_rows):
+                longs.append(request)
+            else:
+                request.wait_reason = "prefill_slots" if len(longs) >= max_longs else "next_step"
+                continue
+            self._start(request, hit)
+            for other in passed:
+                other.num_overtakes += 1
+        return shorts
+
+    def hold_back(self) -> None:
+        """Nobody starts in this step: what there is of blocks is for those that run."""
+        _note(self._queues.waiting[:MAX_CANDIDATES], "capacity")
+
+    def row_cap(self, request: Request) -> int:
+        """Rows of a step that one prompt may take."""
+        threshold = self._config.long_prefill_token_threshold
+        if threshold and request.num_tokens > threshold:
+            return threshold
+        return self._config.max_num_batched_tokens
+
+    # Telling why.
+
+    def why_waiting(self) -> str | None:
+        """What the head of the queue lacks, with numbers; None if nothing waits."""
+        if not self._queues.waiting:
+            return None
+        head, running = self._queues.waiting[0], self._queues.running
+        name = f"request {head.request_id}"
+        if len(running) >= self._max_running:
+            return f"{name} waits for a seat: {len(running)} of {self._max_running} run"
+        cache = self._cache
+        if not cache.has_free_states:
+            return f"{name} waits for state slots: needs {cache.states_per_sequence}"
+        cost = cache.start_cost(self._lookup(head).without_copy(), self._start_need(head))
+        if cost > cache.num_available_blocks:
+            return (
+                f"{name} waits for blocks: needs {cost} of {cache.virtual_block_size} tokens, "
+                f"{cache.num_available_blocks} of {cache.num_usable_blocks} free"
+            )
+        partial = sum(r.num_uncomputed_tokens > 1 for r in running)
+        if partial >= self._config.max_num_partial_prefills:
+            return f"{name} waits for a prefill slot: {partial} prompts are part-way through"
+        return f"{name} waits for the next step"
+
+    def by_reason(self) -> dict[str, int]:
+        """Waiting requests by what the last step that looked at them had too little of; every
+        reason is there, and a request that no step has looked at waits for the next one.
+        """
+        counts = Counter(request.wait_reason for request in self._queues.waiting)
+        return {reason: counts[reason] for reason in get_args(WaitReason)}
+
+    def _barrier(self, passed: list[Request]) -> WaitReason | None:
+        """Why nobody further may start, whatever it needs."""
+        if len(self._queues.running) >= self._max_running:
+            return "seats"
+        is_overtaken = any(request.num_overtakes >= MAX_OVERTAKES for request in passed)
+        return "capacity" if is_overtaken or not self._cache.has_free_states else None
+
+    def _start(self, request: Request, hit: PrefixHit) -> None:
+        if not request.num_preemptions:
+            request.num_cached_tokens = min(hit.num_tokens, request.num_prompt_tokens)
+            request.no_hit_reason = hit.explain()
+        self._cache.start(request.blocks, hit, request.num_tokens)
+        request.num_computed_tokens = hit.num_tokens
+        self._queues.start(request)
+
+    def _lookup(self, request: Request) -> PrefixHit:
+        return self._cache.lookup(
+            request.blocks, request.token_ids, excluded=request.skip_prefix_hit
+        )
+
+    def _start_need(self, request: Request) -> int:
+        """Stored tokens that must fit: all known ones; at a restart all that may ever be."""
+        if request.num_preemptions or request.output_token_ids:
+            return kv_tokens_needed(request.num_prompt_tokens, request.max_output_tokens)
+        return request.num_tokens
+
+
+def _note(requests: Iterable[Request], reason: WaitReason) -> None:
+    for request in requests:
+        request.wait_reason = reason
