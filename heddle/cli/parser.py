@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
+from heddle.cli.config_file import read_config, words_of
 from heddle.cli.foreign import FOREIGN_FLAGS
 from heddle.errors import ConfigError
 
@@ -78,6 +79,8 @@ class CommandParser(argparse.ArgumentParser):
         )
         self.flags: dict[str, argparse.Action] = {}
         self.sections: dict[str, argparse._ArgumentGroup] = {}
+        self.origins: dict[str, str] = {}
+        """By variable of a flag: where its value comes from; absent: its default."""
         self._environment = environment
         self._warn = warn
         self.declare("output", "-h", "--help", action="help", help="show this and exit; also GROUP")
@@ -91,7 +94,8 @@ class CommandParser(argparse.ArgumentParser):
         self.flags |= dict.fromkeys(action.option_strings, action)
         variable = "HEDDLE_" + action.dest.upper()
         if variable in self._environment:
-            action.default = self._from_environment(action, variable)
+            action.default = self._convert(action, self._environment[variable], variable)
+            self.origins[action.dest] = variable
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
         """Read a command line.
@@ -99,8 +103,16 @@ class CommandParser(argparse.ArgumentParser):
         Raises:
             ConfigError: an unknown flag, a value of the wrong kind, a missing or surplus word.
         """
-        arguments, surplus = self.parse_known_args(self._arrange(words))
+        arranged = self._arrange(words)
+        if "--config" in self.flags:
+            self._heed_config(arranged)
+        for word in arranged[: arranged.index("--")]:
+            name = word.partition("=")[0]
+            if name in self.flags:
+                self.origins[self.flags[name].dest] = name
+        arguments, surplus = self.parse_known_args(arranged)
         surplus = [word for word in surplus if word != "--"]
+        arguments.parser = self
         if surplus:
             self.error(
                 f"unrecognized arguments: {' '.join(surplus)}; text of several words needs quotes"
@@ -156,15 +168,40 @@ class CommandParser(argparse.ArgumentParser):
             left.popleft()
         self._warn(f"{name} is ignored: {foreign.why}")
 
-    def _from_environment(self, action: argparse.Action, variable: str) -> object:
-        text = self._environment[variable]
+    def _heed_config(self, arranged: Sequence[str]) -> None:
+        """Let a file, if one is named, set the defaults that no variable sets."""
+        finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+        finder.add_argument("--config", default=self.flags["--config"].default)
+        path = finder.parse_known_args(list(arranged[: arranged.index("--")]))[0].config
+        for name, value in read_config(path).items() if path else ():
+            action = self.flags.get(normalise(f"--{name}"))
+            if action is None or action.dest in ("config", "help"):
+                near = difflib.get_close_matches(
+                    normalise(name), [flag.lstrip("-") for flag in self.flags], n=1, cutoff=0.5
+                )
+                hint = f"; the nearest is {near[0]}" if near else ""
+                raise ConfigError(f"--config {path}: {name} is not a flag of {self.prog}{hint}")
+            if action.dest not in self.origins:
+                words = words_of(value)
+                text = " ".join(words) if action.nargs is not None else ",".join(words)
+                action.default = self._convert(action, text, f"{path}: {name}")
+                self.origins[action.dest] = path
+
+    def _convert(self, action: argparse.Action, text: str, variable: str) -> object:
+        """The value of a flag from a text that is not on the command line.
+
+        Args:
+            action: the flag.
+            text: its words.
+            variable: where it stands, for messages.
+        """
         if action.nargs == 0:
             if text.lower() not in _WORDS:
                 raise ConfigError(
                     f"{variable}={text!r} is not a boolean; legal: {', '.join(_WORDS)}"
                 )
             return _WORDS[text.lower()]
-        # A flag with a list of words reads them from its variable as a shell would.
+        # A flag with a list of words reads them as a shell would.
         words = [text] if action.nargs is None else text.split()
         try:
             values = [action.type(word) if callable(action.type) else word for word in words]

@@ -16,23 +16,31 @@ from heddle.cli.flags import (
     engine_arguments,
 )
 from heddle.cli.layout_object import layout_object
-from heddle.cli.output import Output
+from heddle.cli.output import Output, Table
 from heddle.cli.parser import CommandParser
 from heddle.cli.server_flags import add_server_flags, server_config
 from heddle.engine.args import engine_config
 from heddle.engine.executors.launch_info import LaunchInfo
 from heddle.engine.machine import serve_launched_rank
+from heddle.errors import ConfigError
 
 if TYPE_CHECKING:
     from heddle.server.serving import Serving
 
+UNSHOWN = frozenset(("help", "json", "debug", "model", "config", "print_config"))
 SUMMARY = "serve a model over HTTP, as OpenAI's API"
 
 
 def create_parser(environment: Mapping[str, str], output: Output) -> CommandParser:
     """Model, server, layout and engine flags."""
     parser = command_parser("serve", SUMMARY, environment, output)
-    parser.add_argument("model", metavar="MODEL", help="demo, a folder, a .gguf file or a hub id")
+    words = "demo, a folder, a .gguf file or a hub id"
+    parser.add_argument("place", metavar="MODEL", nargs="?", help=words)
+    parser.declare("output", "--config", metavar="FILE", help="flags in YAML, by long name")
+    parser.declare("output", "--model", metavar="MODEL", help="instead of the first word")
+    parser.declare(
+        "output", "--print-config", action="store_true", help="print each value and its origin"
+    )
     add_server_flags(parser)
     add_layout_flags(parser)
     add_engine_flags(parser)
@@ -42,7 +50,12 @@ def create_parser(environment: Mapping[str, str], output: Output) -> CommandPars
 def run(arguments: argparse.Namespace, output: Output) -> int:
     """Serve until a signal."""
     settings = server_config(arguments)
-    config = engine_config(arguments.model, **engine_arguments(arguments))
+    if (arguments.place is None) == (arguments.model is None):
+        raise ConfigError("name one MODEL: as the first word, with --model or in --config")
+    config = engine_config(arguments.place or arguments.model, **engine_arguments(arguments))
+    if arguments.print_config:
+        _print_config(arguments, output)
+        return 0
     launch = LaunchInfo.from_environment(os.environ)
     if launch is not None and launch.rank != 0:
         serve_launched_rank(config, launch)
@@ -58,6 +71,21 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
             sys.stdout.flush()
 
     return serve(config, settings, launch=launch, on_ready=on_ready, say=output.say)
+
+
+def _print_config(arguments: argparse.Namespace, output: Output) -> None:
+    """Every value with its origin; keys are not shown."""
+    parser: CommandParser = arguments.parser
+    rows = []
+    for name in sorted({action.dest for action in parser.flags.values()} - UNSHOWN):
+        value = getattr(arguments, name, None)
+        hidden = "***" if name == "api_key" and value else value
+        rows.append([name.replace("_", "-"), str(hidden), parser.origins.get(name, "default")])
+    rows.insert(0, ["model", str(arguments.place or arguments.model), "given"])
+    if output.as_json:
+        output.document({row[0]: {"value": row[1], "origin": row[2]} for row in rows})
+    else:
+        output.table(Table(title="configuration", columns=["flag", "value", "origin"], rows=rows))
 
 
 def describe(serving: Serving, url: str) -> dict[str, object]:

@@ -16,6 +16,7 @@ from heddle.server import facts
 from heddle.server.chat import create_chat_completion
 from heddle.server.completions import create_completion
 from heddle.server.errors import ApiError
+from heddle.server.openapi import openapi
 from heddle.server.serving import ClientGone, Serving
 
 log = logging.getLogger("heddle.server")
@@ -55,6 +56,7 @@ def create_app(serving: Serving, *more: Route) -> Starlette:
         Route("/ping", facts.health, methods=["GET", "POST"]),
         Route("/version", facts.version, methods=["GET"]),
         Route("/load", facts.load, methods=["GET"]),
+        Route("/openapi.json", openapi, methods=["GET"]),
         *(Route(f"/v1/{name}", _not_built, methods=["GET", "POST"]) for name in NOT_BUILT),
         *more,
     ]

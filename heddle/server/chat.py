@@ -86,6 +86,7 @@ class Chat:
             self._params,
             adapter=self._adapter,
             priority=asked.priority or 0,
+            pin_seconds=asked.cache_pin_seconds,
             deadline=deadline,
         )
 

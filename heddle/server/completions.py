@@ -103,6 +103,7 @@ class Completion:
             self._params,
             adapter=self._adapter,
             priority=asked.priority or 0,
+            pin_seconds=asked.cache_pin_seconds,
             needs_tokens=self._wants_tokens,
             deadline=deadline,
         )

@@ -159,8 +159,9 @@ class EngineWatch:
         values.of("iteration_tokens_total", replica).observe(scheduled.num_rows)
         if kind != "decode":
             self._note_load(step)
-        for part in scheduled.parts:
-            self._note_part(part, step)
+        num_new = sum([self._note_part(part, step) for part in scheduled.parts])
+        self.totals.num_generation_tokens += num_new
+        add(values, "generation_tokens", replica, num_new)
 
     def _note_ranks(self, step: EndedStep) -> None:
         ranks = self.ranks_of(step.replica)
@@ -187,28 +188,28 @@ class EngineWatch:
         self._values.of("pcp_load_ratio", step.replica).set(max_over_mean(loads))
         add(self._values, "pcp_padding_tokens", step.replica, int((~rows.valid).sum()))
 
-    def _note_part(self, part: ScheduledPart, step: EndedStep) -> None:
+    def _note_part(self, part: ScheduledPart, step: EndedStep) -> int:
+        """Account for one sequence; returns its new tokens."""
         request = part.request
         seen = self._seen.get(request.request_id)
         if seen is None and request.finish_reason in ("abort", "error"):
-            return  # it was counted when it ended, while this step was under way
+            return 0  # it was counted when it ended, while this step was under way
         if seen is None:
             seen = self._seen[request.request_id] = _Seen(request, step.replica, step.begin)
             if request.choice == 0:
                 self._note_lookup(request, step.replica)
-        if request.choice == 0:  # choices share a prompt, which counts once
-            self._note_prompt_rows(part, seen)
-        new = len(request.output_token_ids) - seen.num_outputs
-        if new <= 0:
-            return
-        seen.num_outputs += new
-        self.totals.num_generation_tokens += new
-        add(self._values, "generation_tokens", step.replica, new)
-        if seen.last_token is not None:
-            gap = self._values.of("inter_token_latency_seconds", step.replica)
-            for _ in range(new):
-                gap.observe((step.end - seen.last_token) / new)
-        seen.last_token = step.end
+        if request.choice == 0 and seen.num_prompt_tokens < request.num_prompt_tokens:
+            self._note_prompt_rows(part, seen)  # choices share a prompt, which counts once
+        num_new = len(request.output_token_ids) - seen.num_outputs
+        if num_new > 0:
+            if seen.last_token is not None:
+                gap = (step.end - seen.last_token) / num_new
+                observe = self._values.of("inter_token_latency_seconds", step.replica).observe
+                for _ in range(num_new):
+                    observe(gap)
+            seen.num_outputs += num_new
+            seen.last_token = step.end
+        return num_new
 
     def _note_lookup(self, request: Request, replica: int) -> None:
         self.totals.num_looked_up_tokens += request.num_prompt_tokens

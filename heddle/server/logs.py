@@ -150,6 +150,6 @@ def _hit_text(before: Totals, now: Totals) -> str:
     return f"prefix hits {100 * found / looked_up:.1f}%"
 
 
-def log_refusal(request_id: str, code: str | None, message: str) -> None:
+def log_refusal(request_id: str, code: str, message: str) -> None:
     """A request was refused; messages of ours never repeat what was sent."""
-    log.info("request %s refused: %s: %s", request_id, code or "invalid_value", message)
+    log.info("request %s refused: %s: %s", request_id, code, message)

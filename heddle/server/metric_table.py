@@ -46,13 +46,11 @@ MEMORY_PARTS = ("weights", "kv_pool", "states", "exchange", "activations")
 REFUSALS = (
     "engine_overloaded",
     "engine_unavailable",
-    "rate_limit_exceeded",
     "context_length_exceeded",
     "kv_capacity_exceeded",
     "invalid_grammar",
-    "other",
 )
-"""Codes of errors, as clients see them."""
+"""Codes of errors that keep a request out; wrong fields and wrong paths are no matter of load."""
 METHODS = ("GET", "POST", "OPTIONS", "other")
 STATUS_CLASSES = ("2xx", "3xx", "4xx", "5xx", "none")
 FOREIGN_FIELDS = (
@@ -143,7 +141,12 @@ METRICS: tuple[Metric, ...] = (
         alias="vllm",
     ),
     _counter("num_preemptions", "sequences that gave up their blocks to others", alias="vllm"),
-    _counter("admission_rejections", "requests refused, by the code of the error", "reason"),
+    _counter(
+        "admission_rejections",
+        "requests refused, by the code of the error",
+        "reason",
+        alias="vllm",
+    ),
     _counter("prefix_cache_queries", "prompt tokens looked up in the prefix cache", alias="vllm"),
     _counter("prefix_cache_hits", "prompt tokens found there", alias="vllm"),
     _counter(

@@ -24,6 +24,7 @@ from heddle.config.engine import EngineConfig
 from heddle.engine.async_llm import AsyncLLM
 from heddle.engine.executors.launch_info import LaunchInfo
 from heddle.engine.llm import LLM
+from heddle.engine.machine import resolve_here
 from heddle.errors import ConfigError
 from heddle.server.app import create_app
 from heddle.server.config import ServerConfig, read_keys
@@ -63,10 +64,12 @@ def serve(
         HeddleError: the engine did not start.
     """
     keys = KeyRing(read_keys(settings.api_key, settings.api_key_file))
+    serving = Serving(settings, config.model)
+    serving.check()
+    resolve_here(config, launch)  # what is refused is refused before anything starts
     listener = bind(settings)
     try:
         load = partial(LLM.from_config, config, launch=launch, on_compile=say)
-        serving = Serving(settings, config.model)
         server = Server(load, serving, keys, listener, on_ready=on_ready, say=say)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(_until_signals(server))

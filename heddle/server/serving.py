@@ -25,7 +25,7 @@ from heddle.engine.llm import LLM
 from heddle.engine.outputs import RequestOutput
 from heddle.engine.prepared import PreparedRequest
 from heddle.engine.tokenizer import Tokenizer
-from heddle.errors import HeddleError, RankFailed, RequestError
+from heddle.errors import ConfigError, HeddleError, RankFailed, RequestError
 from heddle.scheduler.door import Door, Ticket
 from heddle.server.config import ServerConfig
 from heddle.server.errors import ApiError, from_request_error
@@ -77,15 +77,40 @@ class Serving:
 
     @cached_property
     def template(self) -> str | None:
-        """Chat template in place of the model's; None: the model's."""
+        """Chat template in place of the model's; None: the model's.
+
+        Raises:
+            ConfigError: the file cannot be read.
+        """
         path = self.config.chat_template
-        return Path(path).read_text(encoding="utf-8") if path else None
+        try:
+            return Path(path).read_text(encoding="utf-8") if path else None
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"the chat template {path}: {error}") from error
 
     @cached_property
     def template_variables(self) -> dict[str, Any]:
-        """Variables of every chat template."""
-        found: dict[str, Any] = json.loads(self.config.default_chat_template_kwargs or "{}")
+        """Variables of every chat template.
+
+        Raises:
+            ConfigError: they are no JSON object.
+        """
+        text = self.config.default_chat_template_kwargs
+        try:
+            found = json.loads(text) if text else {}
+        except (ValueError, RecursionError):
+            found = None
+        if not isinstance(found, dict):
+            raise ConfigError(f"default_chat_template_kwargs={text!r}: a JSON object is expected")
         return found
+
+    def check(self) -> None:
+        """See that the files and texts of the settings can be read.
+
+        Raises:
+            ConfigError: one cannot.
+        """
+        _ = self.template, self.template_variables
 
     def begin(self, engine: AsyncLLM) -> None:
         """The engine is there, and every rank has run real steps."""
@@ -223,6 +248,7 @@ class Serving:
         *,
         adapter: str | None,
         priority: int = 0,
+        pin_seconds: float | None = None,
         needs_tokens: bool = True,
         deadline: float | None = None,
     ) -> Job:
@@ -233,6 +259,7 @@ class Serving:
             params: of each of them.
             adapter: that they go through.
             priority: lower is served earlier.
+            pin_seconds: keep the prompts in the prefix cache for so long.
             needs_tokens: False asks for no token at all (`max_tokens` 0).
             deadline: time of the loop at which it is given up; None: never.
         Raises:
@@ -243,7 +270,12 @@ class Serving:
         def prepare() -> list[PreparedRequest]:
             return [
                 engine.prepare(
-                    prompt, params, adapter, priority=priority, wants_tokens=needs_tokens
+                    prompt,
+                    params,
+                    adapter,
+                    priority=priority,
+                    pin_seconds=pin_seconds,
+                    wants_tokens=needs_tokens,
                 )
                 for prompt in prompts
             ]
@@ -265,7 +297,7 @@ class Serving:
             streams = [self.engine.submit(each) for each in prepared]
         except BaseException:
             for ticket in tickets:
-                self._door.left(ticket)
+                self._door.take_back(ticket)
             raise
         return Job(self, streams, tickets, self._door, deadline)
 

@@ -71,7 +71,9 @@ def changed_settings(config: EngineConfig, settings: ServerConfig) -> list[str]:
 
 def plan_lines(plan: ResolvedConfig) -> list[str]:
     """Degrees, groups, and the reason of each choice."""
-    mesh, parallel = Topology.from_resolved(plan).mesh, plan.parallel
+    topology, parallel = Topology.from_resolved(plan), plan.parallel
+    mesh = topology.mesh
+    kinds = GROUP_KINDS if topology.has_expert_parallel else GROUP_KINDS[:-1]
     degrees = (
         f"TP {parallel.tensor_parallel_size}, PCP {parallel.prefill_context_parallel_size}, "
         f"DCP {parallel.decode_context_parallel_size}, PP {parallel.pipeline_parallel_size}, "
@@ -81,7 +83,7 @@ def plan_lines(plan: ResolvedConfig) -> list[str]:
         f"plan: {degrees}; {mesh.world_size} ranks, executor {plan.executor}, backend "
         f"{plan.backend}, kernels {plan.kernels}, dtype {plan.dtype}, KV {plan.kv_cache_dtype}"
     ]
-    groups = [(kind, mesh.groups(kind)) for kind in GROUP_KINDS if mesh.group_size(kind) > 1]
+    groups = [(kind, mesh.groups(kind)) for kind in kinds if mesh.group_size(kind) > 1]
     lines += [
         f"{kind} groups: " + " ".join(str(list(members)) for members in found)
         for kind, found in groups

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, Callable, Iterable
 from typing import Any
 
@@ -126,7 +125,6 @@ async def _events(
 
 async def _progress(job: Job, first_news: asyncio.Future[Any]) -> AsyncGenerator[Any, None]:
     """Reports until the first news, one whenever more of the prompt is computed."""
-    began: tuple[float, int] | None = None
     told = -1
     while not first_news.done():
         await asyncio.wait({first_news}, timeout=PROGRESS_SECONDS)
@@ -134,16 +132,14 @@ async def _progress(job: Job, first_news: asyncio.Future[Any]) -> AsyncGenerator
         done = sum(each.num_computed for each in known)
         if first_news.done() or not known or done == told:
             continue
-        now, told = time.monotonic(), done
-        total = sum(each.num_total for each in known)
-        began = began or (now, done)
-        seconds, rows = now - began[0], done - began[1]
+        told = done
+        estimates = [each.first_token_seconds for each in known]
         yield {
-            "prompt_tokens": total,
+            "prompt_tokens": sum(each.num_total for each in known),
             "computed_tokens": done,
             "cached_tokens": sum(each.num_cached for each in known),
             "waiting_ahead": max(each.num_ahead for each in known),
             "estimated_seconds_to_first_token": (
-                round((total - done) * seconds / rows, 3) if rows > 0 else None
+                None if None in estimates else round(max(filter(None, estimates), default=0.0), 3)
             ),
         }

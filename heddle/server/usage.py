@@ -46,7 +46,7 @@ class Usage:
 
     def __init__(self, *, hides_cached: bool) -> None:
         self._hides_cached = hides_cached
-        self._prompts: dict[int, tuple[int, int]] = {}
+        self._prompts: dict[int, RequestOutput] = {}
         self._completion_tokens = 0
 
     def note(self, index: int, output: RequestOutput) -> None:
@@ -56,16 +56,24 @@ class Usage:
             index: of the prompt.
             output: with tokens that were not counted yet.
         """
-        self._prompts[index] = (len(output.prompt_token_ids), output.num_cached_tokens)
+        self._prompts[index] = output
         self._completion_tokens += sum(len(each.token_ids) for each in output.outputs)
 
     def document(self) -> Mapping[str, Any]:
         """The `usage` object as of now."""
-        prompt_tokens = sum(count for count, _ in self._prompts.values())
-        cached = 0 if self._hides_cached else sum(cached for _, cached in self._prompts.values())
+        prompts = self._prompts.values()
+        prompt_tokens = sum(len(output.prompt_token_ids) for output in prompts)
+        details: dict[str, Any] = {"cached_tokens": 0}
+        if not self._hides_cached:
+            details["cached_tokens"] = sum(output.num_cached_tokens for output in prompts)
+            reasons = dict.fromkeys(output.no_hit_reason for output in prompts)
+            if not details["cached_tokens"] and any(reasons):
+                details["miss_reason"] = "; ".join(filter(None, reasons))
+        if any(output.num_pinned_tokens for output in prompts):
+            details["pinned_tokens"] = sum(output.num_pinned_tokens for output in prompts)
         return {
             "prompt_tokens": prompt_tokens,
             "completion_tokens": self._completion_tokens,
             "total_tokens": prompt_tokens + self._completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": cached},
+            "prompt_tokens_details": details,
         }

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.fake_executor import toy_logits
-from tests.support.served import VOCAB, Served
+from tests.support.served import VOCAB, Served, toy_server
 
 GREEDY = {"temperature": 0, "ignore_eos": True}
 
@@ -34,7 +35,7 @@ def test_a_completion_is_what_the_model_says(served: Served) -> None:
         "prompt_tokens": 3,
         "completion_tokens": 6,
         "total_tokens": 9,
-        "prompt_tokens_details": {"cached_tokens": 0},
+        "prompt_tokens_details": {"cached_tokens": 0, "miss_reason": "nothing shared"},
     }
 
 
@@ -226,3 +227,25 @@ def test_unknown_and_null_fields_do_no_harm(served: Served) -> None:
     nulls = dict.fromkeys(("n", "temperature", "stop", "logprobs", "seed", "stream", "user"))
     found = served.complete(prompt="a", max_tokens=1, a_new_field={"x": [1]}, **nulls)
     assert len(found["choices"]) == 1
+
+
+def test_a_pinned_prefix_is_reported_and_found(tmp_path: Path) -> None:
+    with toy_server(tmp_path, engine={"max_pinned_tokens": 128}) as served:
+        body = {"prompt": [7, 8, 9] * 20, "max_tokens": 1, **GREEDY}
+        details = served.complete(**body, cache_pin_seconds=60)["usage"]["prompt_tokens_details"]
+        assert details["cached_tokens"] == 0
+        assert details["miss_reason"]
+        assert 48 <= details["pinned_tokens"] <= 60
+        for number in range(40):  # enough to evict whatever is not pinned
+            served.complete(prompt=[number + 10] * 200, max_tokens=1)
+        details = served.complete(**body)["usage"]["prompt_tokens_details"]
+        assert details["cached_tokens"] >= 48
+        assert "miss_reason" not in details
+        assert served.post("/v1/completions", **body, cache_pin_seconds=-1).status_code == 400
+
+
+def test_pins_are_refused_where_there_is_no_room_for_them(served: Served) -> None:
+    response = served.post("/v1/completions", prompt="a", cache_pin_seconds=5)
+    assert response.status_code == 400
+    assert "--max-pinned-tokens" in response.json()["error"]["message"]
+    assert response.json()["error"]["code"] == "unsupported_parameter"
