@@ -30,6 +30,7 @@ from heddle.server.app import create_app
 from heddle.server.config import ServerConfig, read_keys
 from heddle.server.guard import OPEN_PATHS, Guard, KeyRing
 from heddle.server.http import http_server
+from heddle.server.self_check import check_layout, why_skipped
 from heddle.server.serving import Phase, Serving
 from heddle.server.warmup import warm_up
 
@@ -69,7 +70,7 @@ def serve(
     resolve_here(config, launch)  # what is refused is refused before anything starts
     listener = bind(settings)
     try:
-        load = partial(LLM.from_config, config, launch=launch, on_compile=say)
+        load = partial(load_checked, config, settings, launch, say)
         server = Server(load, serving, keys, listener, on_ready=on_ready, say=say)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(_until_signals(server))
@@ -77,6 +78,39 @@ def serve(
         listener.close()
         if settings.uds:
             _remove_socket(settings.uds)
+
+
+def load_checked(
+    config: EngineConfig,
+    settings: ServerConfig,
+    launch: LaunchInfo | None,
+    say: Callable[[str], None],
+) -> LLM:
+    """Load the model, and compare its layout with one rank where that can be done.
+
+    Args:
+        config: of the engine.
+        settings: of the server.
+        launch: what a launcher told this process.
+        say: gets lines of the start-up.
+    Raises:
+        HeddleError: it does not load.
+        NumericsError: the layout gives other numbers.
+    """
+    llm = LLM.from_config(config, launch=launch, on_compile=say)
+    try:
+        reason = why_skipped(config, llm, settings.self_check)
+        if reason:
+            say(f"self-check: none, {reason}")
+        else:
+            started = time.monotonic()
+            difference = check_layout(config, llm)
+            seconds = time.monotonic() - started
+            say(f"self-check: logits within {difference:.1e} of one rank's ({seconds:.1f} s)")
+    except BaseException:
+        llm.close()
+        raise
+    return llm
 
 
 def bind(settings: ServerConfig) -> socket.socket:

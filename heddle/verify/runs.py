@@ -21,10 +21,29 @@ def run_prompts(
     num_tokens: int,
     teachers: Sequence[Sequence[int]] | None = None,
 ) -> tuple[Trace, ...]:
+    """Start an engine, ask it as `ask_prompts` does, and close it.
+
+    Args:
+        config: of the engine.
+        prompts, num_tokens, teachers: as of `ask_prompts`.
+    Raises:
+        NumericsError: an answer failed.
+    """
+    with LLM.from_config(config) as llm:
+        return ask_prompts(llm, prompts, num_tokens=num_tokens, teachers=teachers)
+
+
+def ask_prompts(
+    llm: LLM,
+    prompts: Sequence[Sequence[int]],
+    *,
+    num_tokens: int,
+    teachers: Sequence[Sequence[int]] | None = None,
+) -> tuple[Trace, ...]:
     """Answer all prompts in one batch, greedily, each for exactly `num_tokens` tokens.
 
     Args:
-        config: of the engine; it is started and closed here.
+        llm: idle.
         prompts: token ids.
         num_tokens: of each answer; the end of text does not end it.
         teachers: tokens to feed instead of the engine's own choices, by prompt.
@@ -39,20 +58,19 @@ def run_prompts(
         output_kind=RequestOutputKind.FINAL_ONLY,
     )
     outputs: dict[str, RequestOutput] = {}
-    with LLM.from_config(config) as llm:
-        driver = llm.driver
-        order = [
-            driver.add(
-                PromptInput(token_ids=tuple(prompt)),
-                params,
-                teacher=() if teachers is None else teachers[index],
-                return_logits=True,
-            )
-            for index, prompt in enumerate(prompts)
-        ]
-        while driver.has_work:
-            outputs |= {output.request_id: output for output in driver.step()}
-        dtype: torch.dtype = getattr(torch, llm.plan.dtype)
+    driver = llm.driver
+    order = [
+        driver.add(
+            PromptInput(token_ids=tuple(prompt)),
+            params,
+            teacher=() if teachers is None else teachers[index],
+            return_logits=True,
+        )
+        for index, prompt in enumerate(prompts)
+    ]
+    while driver.has_work:
+        outputs |= {output.request_id: output for output in driver.step()}
+    dtype: torch.dtype = getattr(torch, llm.plan.dtype)
     return tuple(_trace(outputs[request_id], dtype) for request_id in order)
 
 
