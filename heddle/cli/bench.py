@@ -19,10 +19,10 @@ from heddle.config import EngineConfig
 from heddle.engine.args import engine_config
 from heddle.errors import ConfigError
 
-SUMMARY = "time a model on a layout: one of latency, throughput, attention, exchange, step"
+SUMMARY = "time a model on a layout (latency, throughput, ...), or a server (serve)"
 SUBJECTS = ("latency", "throughput", "attention", "exchange", "step")
-WAITING = "serve"
-"""Known elsewhere, and not yet here."""
+SERVE = "serve"
+"""A command of its own (`heddle.cli.bench_serve`), since what it times runs elsewhere."""
 DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "latency": {
         "prompt_lens": [512, 2048],
@@ -50,7 +50,10 @@ def create_parser(environment: Mapping[str, str], output: Output) -> CommandPars
     """Subject, model, sizes, peers, layout and engine flags."""
     parser = command_parser("bench", SUMMARY, environment, output)
     parser.add_argument(
-        "subject", metavar="SUBJECT", choices=(*SUBJECTS, WAITING), help=", ".join(SUBJECTS)
+        "subject",
+        metavar="SUBJECT",
+        choices=(*SUBJECTS, SERVE),
+        help=f"{', '.join(SUBJECTS)}; {SERVE} has flags of its own: heddle bench serve --help",
     )
     parser.add_argument(
         "model",
@@ -85,11 +88,8 @@ def _declare_sizes(parser: CommandParser) -> None:
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
     """Measure and print."""
-    if arguments.subject == WAITING:
-        raise ConfigError(
-            "heddle bench serve needs the HTTP server, which this version does not have; "
-            f"legal here: {', '.join(SUBJECTS)}"
-        )
+    if arguments.subject == SERVE:
+        raise ConfigError("serve stands right behind bench: heddle bench serve ...")
     asked = settings(arguments)
     config = engine_config(arguments.model, **engine_arguments(arguments))
     document = {"subject": arguments.subject, **_measure(arguments.subject, config, asked, output)}

@@ -28,7 +28,7 @@ def _ignored(why: str, *, takes_value: bool = False) -> ForeignFlag:
     return ForeignFlag(why=why, refused=False, takes_value=takes_value)
 
 
-_NO_SERVER = "it belongs to the HTTP server, which this version does not have"
+_NO_SERVER = "it belongs to heddle serve"
 _NO_GPU_POOL = "set the pool with --kv-cache-memory-bytes"
 
 FOREIGN_FLAGS: dict[str, ForeignFlag] = {

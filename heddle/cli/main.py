@@ -15,6 +15,7 @@ import argparse
 import difflib
 import importlib
 import os
+import re
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
@@ -32,7 +33,19 @@ from heddle.errors import (
     UnsupportedError,
 )
 
-COMMANDS = ("generate", "show", "verify", "doctor", "bench", "warmup")
+COMMANDS = (
+    "serve",
+    "generate",
+    "chat",
+    "run-batch",
+    "show",
+    "verify",
+    "doctor",
+    "bench",
+    "warmup",
+)
+NESTED = ("bench serve",)
+"""Commands of two words; the first is a command too."""
 MENDABLE = (ConfigError, ModelFileError, RequestError, UnsupportedError)
 
 
@@ -82,29 +95,31 @@ def _dispatch(words: Sequence[str], environment: Mapping[str, str], output: Outp
 
         output.text(f"heddle {version('heddle-llm')}")
         return 0
-    command = _find(words[0])
+    nested = " ".join(words[:2])
+    name, rest = (nested, words[2:]) if nested in NESTED else (words[0], words[1:])
+    command = _find(name)
     parser = command.create_parser(environment, output)
-    help_text = parser.help_topic(words[1:])
+    help_text = parser.help_topic(rest)
     if help_text is not None:
         output.text(help_text.rstrip())
         return 0
-    arguments = parser.parse(words[1:])
+    arguments = parser.parse(rest)
     return command.run(arguments, replace(output, as_json=arguments.json))
 
 
 def _find(name: str) -> Command:
-    if name not in COMMANDS:
+    if name not in COMMANDS + NESTED:
         near = difflib.get_close_matches(name, COMMANDS, n=1)
         hint = f"the nearest is {near[0]}" if near else "legal: " + ", ".join(COMMANDS)
         raise ConfigError(f"{name!r} is not a command of heddle; {hint}")
-    command: Any = importlib.import_module(f"heddle.cli.{name}")
+    command: Any = importlib.import_module("heddle.cli." + re.sub("[- ]", "_", name))
     found: Command = command
     return found
 
 
 def _overview() -> str:
     lines = ["usage: heddle COMMAND ... [--json]", "", "commands:"]
-    lines += [f"  {name:<10}{_find(name).SUMMARY}" for name in COMMANDS]
+    lines += [f"  {name:<11}{_find(name).SUMMARY}" for name in COMMANDS]
     lines += [
         "",
         "heddle COMMAND --help lists its flags; heddle --version prints the version.",

@@ -20,6 +20,8 @@ from heddle.cli.foreign import FOREIGN_FLAGS
 from heddle.errors import ConfigError
 
 _NEGATIVE_NUMBER = re.compile(r"-\d+(\.\d+)?")
+SECRETS = frozenset(("api_key",))
+"""Flags whose values are shown nowhere."""
 _WORDS = {"1": True, "true": True, "yes": True, "on": True}
 _WORDS |= {"0": False, "false": False, "no": False, "off": False}
 
@@ -49,7 +51,8 @@ class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
     """Shows a default only where there is one to show."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        has_default = action.default not in (None, False, argparse.SUPPRESS)
+        has_default = action.default not in (None, False, argparse.SUPPRESS, (), "")
+        has_default = has_default and action.dest not in SECRETS
         return super()._get_help_string(action) if has_default else action.help
 
 

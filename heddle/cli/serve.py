@@ -17,7 +17,7 @@ from heddle.cli.flags import (
 )
 from heddle.cli.layout_object import layout_object
 from heddle.cli.output import Output, Table
-from heddle.cli.parser import CommandParser
+from heddle.cli.parser import SECRETS, CommandParser
 from heddle.cli.server_flags import add_server_flags, server_config
 from heddle.engine.args import engine_config
 from heddle.engine.executors.launch_info import LaunchInfo
@@ -79,7 +79,7 @@ def _print_config(arguments: argparse.Namespace, output: Output) -> None:
     rows = []
     for name in sorted({action.dest for action in parser.flags.values()} - UNSHOWN):
         value = getattr(arguments, name, None)
-        hidden = "***" if name == "api_key" and value else value
+        hidden = "***" if name in SECRETS and value else value
         rows.append([name.replace("_", "-"), str(hidden), parser.origins.get(name, "default")])
     rows.insert(0, ["model", str(arguments.place or arguments.model), "given"])
     if output.as_json:

@@ -65,11 +65,6 @@ def test_counts_are_checked(words, message):
         asked(*words)
 
 
-def test_serve_waits_for_the_server(capsys):
-    assert main(["bench", "serve"]) == 2
-    assert "needs the HTTP server, which this version does not have" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("words", [("bench",), ("bench", "nothing")], ids=" ".join)
 def test_an_unknown_subject_is_refused(words, capsys):
     assert main(list(words)) == 2

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from heddle.errors import (
     TopologyError,
     UnsupportedError,
 )
+from tests.support.processes import LONG_SECONDS
 
 ROOT = Path(__file__).parents[2]
 
@@ -167,15 +169,20 @@ def test_help_loads_no_tensor_library():
     assert done.stdout.splitlines()[-1] == "[0, 0, 0, 0, 0, 2] []"
 
 
+def processor_seconds(*words: str) -> float:
+    """What a run of the interpreter takes of the processor; waiting for a busy core is no part."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([sys.executable, *words], check=True, capture_output=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
 def test_help_is_quick():
-    times = []
-    for _ in range(3):
-        started = time.monotonic()
-        subprocess.run(
-            [sys.executable, "-m", "heddle", "generate", "--help"], check=True, capture_output=True
-        )
-        times.append(time.monotonic() - started)
-    assert min(times) < 5.0  # ten times the target of 0.5 s: cores are shared
+    """Measured by an empty program, which costs what this machine costs: 14 times as much."""
+    words = ("-m", "heddle", "generate", "--help")
+    times = [(processor_seconds(*words), processor_seconds("-c", "pass")) for _ in range(3)]
+    of_help, of_nothing = map(min, zip(*times, strict=True))
+    assert of_help < 60 * of_nothing
 
 
 def test_a_reader_that_leaves_is_no_traceback():
@@ -206,19 +213,19 @@ def test_an_interrupt_ends_all_ranks_with_130(tiny_folder):
     try:
         children = wait_for_ranks(process.pid)
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=LONG_SECONDS)
     finally:
         process.kill()
     assert (process.returncode, out) == (130, "")
     assert err.splitlines()[-1] == "interrupted"
-    gone, alive = psutil.wait_procs(children, timeout=5)
+    gone, alive = psutil.wait_procs(children, timeout=LONG_SECONDS)
     assert alive == []
     assert len(gone) >= 2
 
 
 def wait_for_ranks(pid: int) -> list[psutil.Process]:
     """Descendants of a process, once there are two that compute."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + LONG_SECONDS
     while time.monotonic() < deadline:
         children = psutil.Process(pid).children(recursive=True)
         if len(children) >= 2:

@@ -189,6 +189,13 @@ def test_flags_come_from_command_line_variables_and_a_file_in_this_order(tmp_pat
     assert found["host"]["origin"] == "default"
 
 
+def test_a_key_is_shown_nowhere() -> None:
+    for words in (("--help=--api-key",), ("--help",), ("demo", "--print-config")):
+        ended = run(*words, HEDDLE_API_KEY="s3cret")
+        assert ended.returncode == 0
+        assert "s3cret" not in ended.stdout + ended.stderr
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

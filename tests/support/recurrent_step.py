@@ -182,7 +182,7 @@ def run_step(
         inputs = step_inputs(layer, sequences, requests, rows, rank, skip)
         return Outcome(recurrence.run(LAYER, inputs), store, group.calls)
 
-    return ThreadGroup(pcp, timeout_seconds=20).run(body)
+    return ThreadGroup(pcp).run(body)
 
 
 def check_step(

@@ -11,6 +11,7 @@ from typing import TypeVar
 from heddle.comm.shared_memory.patience import Patience, Until
 from heddle.comm.shared_memory.segment import Segment, create_segment
 from heddle.errors import HeddleError
+from tests.support.processes import LONG_SECONDS
 
 R = TypeVar("R")
 
@@ -40,7 +41,7 @@ def patience_of(roll: FakeRoll) -> Patience:
     return Patience(roll, is_crowded=True)  # type: ignore[arg-type]
 
 
-def until(seconds: float = 10.0, rank: int = 0) -> Until:
+def until(seconds: float = LONG_SECONDS, rank: int = 0) -> Until:
     return Until(rank, time.monotonic() + seconds, f"a limit of {seconds} s")
 
 
@@ -69,5 +70,5 @@ def in_threads(bodies: Iterable[Callable[[], R]]) -> list[R | BaseException]:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(2 * LONG_SECONDS)
     return [results[index] for index in range(len(bodies))]
