@@ -64,6 +64,8 @@ class Chat:
         self._asked = asked
         self._adapter = serving.adapter_of(asked.model)
         self._tools: ToolUse = plan_tools(asked, serving)
+        if self._tools.keeps_special_tokens:
+            asked.skip_special_tokens = False  # the parser takes out those that are no marks
         self._num_tops = asked.top_logprobs or 0
         self._params = sampling_params(
             asked,
@@ -73,7 +75,7 @@ class Chat:
             structured=self._tools.grammar,
         )
         self._names = TokenNames(serving.tokenizer, as_ids=bool(asked.return_tokens_as_token_ids))
-        self._answers = [Turn(self._tools) for _ in range(self._params.n)]
+        self._turns: list[Turn] = []
         self._held = HeldAnswers()
         self.envelope = Envelope("chatcmpl", asked.model or serving.names[0], serving.fingerprint)
 
@@ -81,6 +83,7 @@ class Chat:
         """Render the conversation and queue it."""
         serving, asked = self._serving, self._asked
         prompt: PromptInput = await conversation_prompt(serving, asked, self._tools.shown)
+        self._turns = [Turn(self._tools, prompt.text or "") for _ in range(self._params.n)]
         return await serving.submit(
             [prompt],
             self._params,
@@ -96,7 +99,7 @@ class Chat:
         usage.note(0, output)
         choices = []
         for answer in output.outputs:
-            turn = self._answers[answer.index]
+            turn = self._turns[answer.index]
             turn.hear(answer)
             choices.append(
                 {
@@ -120,7 +123,7 @@ class Chat:
         for answer in output.outputs:
             if not (answer.token_ids or answer.finish_reason):
                 continue
-            turn = self._answers[answer.index]
+            turn = self._turns[answer.index]
             if not turn.has_begun:
                 turn.has_begun = True
                 first = {"role": "assistant", "content": ""}
@@ -164,9 +167,9 @@ _GOES_ON = {"finish_reason": None}
 class Turn:
     """One answer of the assistant as it grows."""
 
-    def __init__(self, tools: ToolUse) -> None:
+    def __init__(self, tools: ToolUse, prompt: str) -> None:
         self.has_begun = False
-        self._parser = tools.new_parser()
+        self._parser = tools.new_parser(prompt)
         self._call_reason = tools.call_reason
         self._content: list[str] = []
         self._reasoning: list[str] = []

@@ -42,6 +42,8 @@ MAX_TOOLS = 128
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _NO_PARAMETERS: Mapping[str, Any] = {"properties": {}, "additionalProperties": False}
 
+_NOTHING = Marks(())
+
 Choice = Literal["none", "auto", "required"] | NamedTool
 
 
@@ -100,6 +102,7 @@ def plan_tools(asked: ChatRequest, serving: Serving) -> ToolUse:
     marks = _marks(calls if is_free else None, reasoning)
     specials = _special_texts(serving) if marks else frozenset()
     keeps = bool(marks & specials)
+    drops = keeps and asked.skip_special_tokens is not False
     return ToolUse(
         shown=None if choice == "none" else plain_tools(asked.tools),
         grammar=grammar,
@@ -108,9 +111,7 @@ def plan_tools(asked: ChatRequest, serving: Serving) -> ToolUse:
             is_single=asked.parallel_tool_calls is False,
             reasoning=reasoning,
             tells_reasoning=asked.include_reasoning is not False,
-            dropped=Marks(
-                specials - marks if keeps and asked.skip_special_tokens is not False else ()
-            ),
+            dropped=_other_texts(specials, marks) if drops else _NOTHING,
         ),
         call_reason="stop" if isinstance(choice, NamedTool) else "tool_calls",
         keeps_special_tokens=keeps,
@@ -234,6 +235,12 @@ def _reasoning_parser(serving: Serving) -> ReasoningParser | None:
 
 def _marks(*parsers: ToolParser | ReasoningParser | None) -> frozenset[str]:
     return frozenset().union(*(parser.marks for parser in parsers if parser is not None))
+
+
+@lru_cache(maxsize=8)
+def _other_texts(specials: frozenset[str], marks: frozenset[str]) -> Marks:
+    """Kept from request to request: some models have a thousand special tokens."""
+    return Marks(specials - marks)
 
 
 def _special_texts(serving: Serving) -> frozenset[str]:

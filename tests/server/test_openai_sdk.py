@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
 
 from tests.support.served import Served, toy_server
 
-MESSAGES = [{"role": "user", "content": "hello"}]
+MESSAGES: Any = [{"role": "user", "content": "hello"}]
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +68,67 @@ def test_chat_logprobs(client: openai.OpenAI) -> None:
     assert logprobs is not None
     assert logprobs.content is not None
     assert len(logprobs.content[0].top_logprobs) >= 2
+
+
+WEATHER: Any = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"enum": ["Oslo", "Rome"]}, "days": {"enum": [1, 2, 3]}},
+            "required": ["city", "days"],
+            "additionalProperties": False,
+        },
+    },
+}
+
+
+@pytest.mark.parametrize("seed", [1, 3])
+def test_a_required_tool_is_called_with_legal_arguments(client: openai.OpenAI, seed: int) -> None:
+    settings: Any = {
+        "model": "toy",
+        "messages": MESSAGES,
+        "tools": [WEATHER],
+        "tool_choice": "required",
+        "parallel_tool_calls": False,
+        "seed": seed,
+        "max_tokens": 200,
+    }
+    whole = client.chat.completions.create(**settings).choices[0]
+    assert whole.finish_reason == "tool_calls"
+    (call,) = whole.message.tool_calls or ()
+    assert call.type == "function"
+    assert call.function.name == "get_weather"
+    arguments = json.loads(call.function.arguments)
+    assert arguments["city"] in ("Oslo", "Rome")
+    assert arguments["days"] in (1, 2, 3)
+    pieces = ""
+    for chunk in client.chat.completions.create(**settings, stream=True):
+        for piece in chunk.choices[0].delta.tool_calls or ():
+            pieces += piece.function.arguments or ""
+    assert json.loads(pieces) == arguments
+
+
+def test_a_named_tool_and_a_schema(client: openai.OpenAI) -> None:
+    choice: Any = {"type": "function", "function": {"name": "get_weather"}}
+    named = client.chat.completions.create(
+        model="toy",
+        messages=MESSAGES,
+        tools=[WEATHER],
+        tool_choice=choice,
+        seed=4,
+        max_tokens=100,
+    ).choices[0]
+    (call,) = named.message.tool_calls or ()
+    assert set(json.loads(call.function.arguments)) == {"city", "days"}
+    schema = WEATHER["function"]["parameters"]
+    form: Any = {"type": "json_schema", "json_schema": {"name": "w", "schema": schema}}
+    found = client.chat.completions.create(
+        model="toy", messages=MESSAGES, response_format=form, seed=5, max_tokens=100
+    ).choices[0]
+    assert set(json.loads(found.message.content or "")) == {"city", "days"}
+    assert found.finish_reason == "stop"
 
 
 def test_the_async_client_streams_many_at_once(served: Served) -> None:
