@@ -320,13 +320,13 @@ def test_make_bench_runs_every_benchmark():
     assert len(listed) == len(scripts)
 
 
-@pytest.mark.dist
 def commands_that_end() -> list[str]:
     """Those of the server are held by `tests/server/test_readme.py`."""
     others = ("make ", "heddle serve", "curl ")
     return [line for line in readme_commands() if not line.startswith(others)]
 
 
+@pytest.mark.dist
 @pytest.mark.parametrize("command", commands_that_end())
 def test_a_command_of_the_readme_runs(command):
     import shlex

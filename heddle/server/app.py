@@ -12,6 +12,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from heddle.errors import HeddleError
 from heddle.server import facts
 from heddle.server.chat import create_chat_completion
 from heddle.server.completions import create_completion
@@ -62,17 +63,23 @@ def create_app(serving: Serving, *more: Route) -> Starlette:
     ]
     app = Starlette(
         routes=routes,
-        exception_handlers={
-            ApiError: _tell,
-            HTTPException: _tell_http,
-            ClientGone: _tell_nobody,
-            ClientDisconnect: _tell_nobody,
-            Exception: _tell_fault,
-        },
+        exception_handlers=error_handlers(),
     )
     app.router.redirect_slashes = False
     app.state.serving = serving
     return app
+
+
+def error_handlers() -> dict[Any, Callable[[Request, Exception], Awaitable[Response]]]:
+    """What becomes of every exception that leaves a handler."""
+    return {
+        ApiError: _tell,
+        HeddleError: _tell_known,
+        HTTPException: _tell_http,
+        ClientGone: _tell_nobody,
+        ClientDisconnect: _tell_nobody,
+        Exception: _tell_fault,
+    }
 
 
 async def _not_built(request: Request) -> Response:
@@ -84,6 +91,11 @@ async def _tell(request: Request, error: Exception) -> Response:
     del request
     assert isinstance(error, ApiError)
     return JSONResponse(error.body(), error.status, dict(error.headers))
+
+
+async def _tell_known(request: Request, error: Exception) -> Response:
+    serving: Serving = request.app.state.serving
+    return await _tell(request, serving.explain(error))
 
 
 async def _tell_http(request: Request, error: Exception) -> Response:
@@ -105,10 +117,7 @@ async def _tell_nobody(request: Request, error: Exception) -> Response:
 
 
 async def _tell_fault(request: Request, error: Exception) -> Response:
-    serving: Serving = request.app.state.serving
-    told = serving.explain(error)
-    if told.code == "internal_error":
-        request_id = request.state.request_id
-        log.error("request %s: a fault of heddle", request_id, exc_info=error)
-        told = ApiError(f"internal error; the log has it under {request_id}", "internal_error")
+    request_id = request.state.request_id
+    log.error("request %s: a fault of heddle", request_id, exc_info=error)
+    told = ApiError(f"internal error; the log has it under {request_id}", "internal_error")
     return await _tell(request, told)

@@ -33,7 +33,7 @@ async def create_chat_completion(request: Request) -> Any:
     asked, ignored = await decode_body(data, ChatRequest)
     serving.note_ignored(ignored)
     answer = Chat(serving, asked)
-    job = await answer.submit(serving.deadline(request))
+    job = await answer.submit(serving.deadline(request), request.state.request_id)
     if asked.stream:
         return event_stream(
             serving, job, answer.envelope, CHUNK_KIND, answer.deltas, stream_options(asked)
@@ -79,7 +79,7 @@ class Chat:
         self._held = HeldAnswers()
         self.envelope = Envelope("chatcmpl", asked.model or serving.names[0], serving.fingerprint)
 
-    async def submit(self, deadline: float | None) -> Job:
+    async def submit(self, deadline: float | None, request_id: str) -> Job:
         """Render the conversation and queue it."""
         serving, asked = self._serving, self._asked
         prompt: PromptInput = await conversation_prompt(serving, asked, self._tools.shown)
@@ -91,6 +91,7 @@ class Chat:
             priority=asked.priority or 0,
             pin_seconds=asked.cache_pin_seconds,
             deadline=deadline,
+            request_id=request_id,
         )
 
     def document(self, output: RequestOutput) -> dict[str, Any]:

@@ -32,7 +32,7 @@ async def create_completion(request: Request) -> Any:
     asked, ignored = await decode_body(data, CompletionRequest)
     serving.note_ignored(ignored)
     answer = Completion(serving, asked)
-    job = await answer.submit(serving.deadline(request))
+    job = await answer.submit(serving.deadline(request), request.state.request_id)
     if asked.stream:
         return event_stream(
             serving, job, answer.envelope, KIND, answer.choices, stream_options(asked)
@@ -90,7 +90,7 @@ class Completion:
         self._held = HeldAnswers()
         self.envelope = Envelope("cmpl", asked.model or serving.names[0], serving.fingerprint)
 
-    async def submit(self, deadline: float | None) -> Job:
+    async def submit(self, deadline: float | None, request_id: str) -> Job:
         """Queue all prompts."""
         asked = self._asked
         specials = True if asked.add_special_tokens is None else asked.add_special_tokens
@@ -106,6 +106,7 @@ class Completion:
             pin_seconds=asked.cache_pin_seconds,
             needs_tokens=self._wants_tokens,
             deadline=deadline,
+            request_id=request_id,
         )
 
     def document(self, outputs: list[RequestOutput]) -> dict[str, Any]:

@@ -124,6 +124,10 @@ class ServerConfig:
             )
         if bool(self.ssl_keyfile) != bool(self.ssl_certfile):
             raise ConfigError("--ssl-keyfile and --ssl-certfile belong together; give both")
+        if self.admin_uds and self.admin_port:
+            raise ConfigError("--admin-uds and --admin-port are both given; give one")
+        if self.admin_port and not self.admin_api_key_file:
+            raise ConfigError("--admin-port needs --admin-api-key-file; a unix socket needs none")
         if not (self.uds or self.is_loopback or self.has_keys or self.allow_insecure_bind):
             raise ConfigError(
                 f"--host {self.host} is reachable from other machines and no key is set; give "

@@ -7,12 +7,9 @@ bind --> load (thread) --> warm up --> self-check --> ready --> SIGTERM --> drai
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import os
 import signal
 import socket
-import stat
 import time
 from collections.abc import Callable
 from functools import partial
@@ -25,13 +22,15 @@ from heddle.engine.async_llm import AsyncLLM
 from heddle.engine.executors.launch_info import LaunchInfo
 from heddle.engine.llm import LLM
 from heddle.engine.machine import resolve_here
-from heddle.errors import ConfigError
+from heddle.server.admin import create_admin_app
 from heddle.server.app import create_app
 from heddle.server.config import ServerConfig, read_keys
 from heddle.server.guard import OPEN_PATHS, Guard, KeyRing
-from heddle.server.http import http_server
+from heddle.server.http import HttpServer, http_server
+from heddle.server.listening import listeners, url_of
 from heddle.server.self_check import check_layout, why_skipped
 from heddle.server.serving import Phase, Serving
+from heddle.server.tools import check_parser_names
 from heddle.server.warmup import warm_up
 
 log = logging.getLogger("heddle.server")
@@ -67,17 +66,21 @@ def serve(
     keys = KeyRing(read_keys(settings.api_key, settings.api_key_file))
     serving = Serving(settings, config.model)
     serving.check()
+    check_parser_names(settings)
     resolve_here(config, launch)  # what is refused is refused before anything starts
-    listener = bind(settings)
-    try:
+    with listeners(settings) as (listener, admin_listener):
         load = partial(load_checked, config, settings, launch, say)
-        server = Server(load, serving, keys, listener, on_ready=on_ready, say=say)
+        server = Server(
+            load,
+            serving,
+            keys,
+            listener,
+            admin_listener=admin_listener,
+            on_ready=on_ready,
+            say=say,
+        )
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(_until_signals(server))
-    finally:
-        listener.close()
-        if settings.uds:
-            _remove_socket(settings.uds)
 
 
 def load_checked(
@@ -113,39 +116,6 @@ def load_checked(
     return llm
 
 
-def bind(settings: ServerConfig) -> socket.socket:
-    """The listening socket, bound before the model is loaded.
-
-    Raises:
-        ConfigError: the address is in use or not ours.
-    """
-    place = settings.uds or f"{settings.host}:{settings.port}"
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    listener = socket.socket(socket.AF_UNIX if settings.uds else family, socket.SOCK_STREAM)
-    try:
-        if settings.uds:
-            _remove_socket(settings.uds)
-            listener.bind(settings.uds)
-            os.chmod(settings.uds, stat.S_IRUSR | stat.S_IWUSR)
-        else:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind((settings.host, settings.port))
-        listener.listen(2048)
-    except (OSError, OverflowError) as error:
-        listener.close()
-        raise ConfigError(f"cannot listen on {place}: {error}") from error
-    return listener
-
-
-def url_of(settings: ServerConfig, listener: socket.socket) -> str:
-    """Where clients find the server."""
-    if settings.uds:
-        return f"unix:{settings.uds}"
-    scheme = "https" if settings.ssl_certfile else "http"
-    host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    return f"{scheme}://{host}:{listener.getsockname()[1]}"
-
-
 class Server:
     """One run, from an open port to a closed one."""
 
@@ -156,6 +126,7 @@ class Server:
         keys: KeyRing,
         listener: socket.socket,
         *,
+        admin_listener: socket.socket | None = None,
         on_ready: OnReady,
         say: Callable[[str], None],
     ) -> None:
@@ -166,6 +137,7 @@ class Server:
             serving: what is served.
             keys: of clients.
             listener: bound.
+            admin_listener: bound, for the admin routes; None: there are none.
             on_ready: told when requests are taken.
             say: gets lines of the log that people need.
         """
@@ -186,6 +158,9 @@ class Server:
             keyfile=settings.ssl_keyfile,
             certfile=settings.ssl_certfile,
         )
+        self._servers = [(self._http, listener)]
+        if admin_listener is not None:
+            self._servers.append((self._admin_http(), admin_listener))
         self._stopped = asyncio.Event()
         self._num_stops = 0
 
@@ -194,13 +169,26 @@ class Server:
         self._num_stops += 1
         self._stopped.set()
 
+    def _admin_http(self) -> HttpServer:
+        """The admin routes. Whoever may open the unix socket needs no key."""
+        settings = self._settings
+        keys = read_keys((), "" if settings.admin_uds else settings.admin_api_key_file)
+        guard = Guard(
+            create_admin_app(self.serving, self.stop),
+            keys=KeyRing(keys),
+            local_only=not settings.admin_uds,
+            origins=(),
+            open_paths=frozenset(),
+        )
+        return http_server(guard, max_connections=KEPT_CONNECTIONS, keyfile="", certfile="")
+
     async def run(self) -> int:
         """Serve until `stop` or a failure; returns the exit code.
 
         Raises:
             HeddleError: the engine did not start.
         """
-        http = asyncio.ensure_future(self._http.serve(sockets=[self._listener]))
+        http = asyncio.gather(*(server.serve(sockets=[at]) for server, at in self._servers))
         loading = asyncio.ensure_future(self._load())
         stopped: asyncio.Future[Any] = asyncio.ensure_future(self._stopped.wait())
         try:
@@ -212,8 +200,9 @@ class Server:
             if not loading.done():
                 self._say("stopping while the model loads")
             await asyncio.wait({loading})
-            self._http.should_exit = True
-            self._http.force_exit = self._num_stops > 1
+            for server, _ in self._servers:
+                server.should_exit = True
+                server.force_exit = self._num_stops > 1
             if loading.exception() is None:
                 await loading.result().close()
             await asyncio.wait({http})
@@ -235,7 +224,7 @@ class Server:
         return engine
 
     async def _serve_until_stopped(
-        self, engine: AsyncLLM, http: asyncio.Future[None], stopped: asyncio.Future[Any]
+        self, engine: AsyncLLM, http: asyncio.Future[Any], stopped: asyncio.Future[Any]
     ) -> None:
         self._on_ready(self.serving, url_of(self._settings, self._listener))
         watch = asyncio.ensure_future(self._watch(engine))
@@ -265,10 +254,3 @@ async def _until_signals(server: Server) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, server.stop)
     return await server.run()
-
-
-def _remove_socket(path: str) -> None:
-    """Remove a socket that is left there; anything else stays and makes `bind` fail."""
-    with contextlib.suppress(FileNotFoundError):
-        if stat.S_ISSOCK(os.stat(path).st_mode):
-            os.unlink(path)

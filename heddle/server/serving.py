@@ -65,8 +65,8 @@ class Serving:
         self.created = int(time.time())
         self.phase = Phase.LOADING
         self.reason = "the model is loading"
-        self.num_open = 0
-        """Requests that have entered and not left."""
+        self._open: dict[Job, str] = {}
+        """Requests in the engine, with the ids that their clients know."""
         self._engine: AsyncLLM | None = None
         self._door: Door | None = None
         self._ignored: set[str] = set()
@@ -232,6 +232,22 @@ class Serving:
         known = ", ".join((*self.names, *adapters)[:10])
         raise ApiError(f"the model does not exist; models here: {known}", "model_not_found")
 
+    @property
+    def num_open(self) -> int:
+        """HTTP requests that have entered and not left."""
+        return len(self._open)
+
+    def abort(self, request_id: str) -> int:
+        """Give up the open requests of an id; how many there were."""
+        found = [job for job, name in self._open.items() if name == request_id]
+        for job in found:
+            job.give_up()
+        return len(found)
+
+    def leave(self, job: Job) -> None:
+        """It is open no longer."""
+        self._open.pop(job, None)
+
     def note_ignored(self, names: Sequence[str]) -> None:
         """Fields of a request that nobody knows; each is logged once."""
         for name in names:
@@ -251,6 +267,7 @@ class Serving:
         pin_seconds: float | None = None,
         needs_tokens: bool = True,
         deadline: float | None = None,
+        request_id: str = "",
     ) -> Job:
         """Queue a request's prompts: all of them, or none.
 
@@ -262,6 +279,7 @@ class Serving:
             pin_seconds: keep the prompts in the prefix cache for so long.
             needs_tokens: False asks for no token at all (`max_tokens` 0).
             deadline: time of the loop at which it is given up; None: never.
+            request_id: by which the operator may end it.
         Raises:
             ApiError: one of them is refused, or the engine takes nothing now.
         """
@@ -283,9 +301,11 @@ class Serving:
         try:
             prepared = await asyncio.to_thread(prepare)
             self._check_prompt_logprobs(params, prepared)
-            return self._let_in(prepared, deadline)
+            job = self._let_in(prepared, deadline)
         except RequestError as refusal:
             raise from_request_error(refusal) from None
+        self._open[job] = request_id
+        return job
 
     def _let_in(self, prepared: Sequence[PreparedRequest], deadline: float | None) -> Job:
         """Queue all of them, if the queue has room for all."""
@@ -358,34 +378,46 @@ class Job:
             stream.on_start = partial(door.started, ticket)
         self._deadline = deadline
         self._ended: set[tuple[int, int]] = set()
+        self._given_up = asyncio.get_running_loop().create_future()
         self._serving = serving
         self._engine = serving.engine
-        serving.num_open += 1
 
     def __enter__(self) -> Job:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._serving.num_open -= 1
+        self._serving.leave(self)
         for stream, ticket in zip(self.streams, self._tickets, strict=True):
             self._engine.abort(stream)
             self._door.left(ticket)
+
+    def give_up(self) -> None:
+        """Let `news` end with an error: the operator wants it."""
+        if not self._given_up.done():
+            self._given_up.set_result(None)
 
     async def news(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
         """(index of the prompt, output) as they come, until all have ended.
 
         Raises:
             RequestError: one of them failed; the others are of no use any more.
-            ApiError: the deadline has passed.
+            ApiError: the deadline has passed, or the operator has ended it.
         """
         loop = asyncio.get_running_loop()
-        waiting = {
+        waiting: dict[asyncio.Future[RequestOutput], int] = {
             asyncio.ensure_future(anext(stream)): index for index, stream in enumerate(self.streams)
         }
         try:
             while waiting:
                 left = None if self._deadline is None else max(self._deadline - loop.time(), 0)
-                await asyncio.wait(waiting, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+                either: set[asyncio.Future[Any]] = {*waiting, self._given_up}
+                await asyncio.wait(either, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+                if self._given_up.done():
+                    raise ApiError(
+                        "the operator has ended this request",
+                        "engine_unavailable",
+                        headers={"x-should-retry": "false"},
+                    )
                 if left == 0:
                     raise ApiError("the time limit of the request has passed", "request_timeout")
                 for done in [task for task in waiting if task.done()]:

@@ -22,7 +22,8 @@ from heddle import LLM
 from heddle.config import ResolvedConfig
 from heddle.server.config import ServerConfig
 from heddle.server.guard import KeyRing
-from heddle.server.run import Server, bind, url_of
+from heddle.server.listening import bind, bind_admin, url_of
+from heddle.server.run import Server
 from heddle.server.serving import Serving
 from heddle.step.batch import RankReply
 from tests.support.byte_tokenizer import TEMPLATE, byte_level, save_folder
@@ -130,7 +131,7 @@ def serving(load: Callable[[], LLM], model: str, **settings: Any) -> Iterator[Se
         settings: of `ServerConfig`.
     """
     config = ServerConfig(port=0, **settings)
-    listener = bind(config)
+    listener, admin_listener = bind(config), bind_admin(config)
     ready = threading.Event()
     made: list[Any] = []
     ended: list[Any] = []
@@ -141,6 +142,7 @@ def serving(load: Callable[[], LLM], model: str, **settings: Any) -> Iterator[Se
             Serving(config, model),
             KeyRing(config.api_key),
             listener,
+            admin_listener=admin_listener,
             on_ready=lambda *_: ready.set(),
             say=lambda _: None,
         )
@@ -168,6 +170,8 @@ def serving(load: Callable[[], LLM], model: str, **settings: Any) -> Iterator[Se
             made[1].call_soon_threadsafe(made[0].stop)
         thread.join(READY_SECONDS)
         listener.close()
+        if admin_listener is not None:
+            admin_listener.close()
         assert not thread.is_alive()
     assert ended in ([0], [1]), ended
 
