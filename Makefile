@@ -10,7 +10,7 @@ BENCHMARKS := attention exchange end_to_end scaling sweep ring_peer capacity dri
 BENCH_FLAGS ?=
 
 .DEFAULT_GOAL := test
-.PHONY: demo check test test-slow bench clean
+.PHONY: demo check test test-slow test-clients bench clean
 
 # One stamp stands for "installed from these two files"; a second run finds it newer and installs nothing.
 $(STAMP): pyproject.toml constraints.txt
@@ -35,9 +35,13 @@ test: $(STAMP)
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow --timeout 7200
 
+# Clients of others (lm-eval, guidellm), in environments of their own; fetches them once.
+test-clients: $(STAMP)
+	$(BIN)/python tests/clients/run.py
+
 bench: $(STAMP)
 	set -e; for name in $(BENCHMARKS); do $(BIN)/python benchmarks/$$name.py $(BENCH_FLAGS); done
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-clients build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find heddle tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
