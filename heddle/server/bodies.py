@@ -94,7 +94,9 @@ def _misfit(error: msgspec.ValidationError) -> ApiError:
     if missing := re.search(r"missing required field `(\w+)`", text):
         path = f"{path}.{missing[1]}".lstrip(".")
     message = _PLACE.sub("", text).replace("Object missing", "missing")
-    return ApiError(f"{path or 'the body'}: {message}"[:500], param=path or None)
+    if message.startswith("Invalid enum value"):
+        message = "this word is none of those that it may be"
+    return ApiError(f"{path or 'the body'}: {message}", param=path or None)
 
 
 def _too_large(max_bytes: int) -> ApiError:

@@ -26,6 +26,7 @@ from heddle.layout.rows import create_row_layout
 from heddle.scheduler.batch import ScheduledBatch, ScheduledPart
 from heddle.scheduler.request import Request
 from heddle.server import metric_table as table
+from heddle.server.engine_state import QueueState, Totals
 from heddle.server.request_numbers import Values, add, note_request
 from heddle.server.step_timer import EndedStep, WatchedExecutor
 from heddle.step.topology import Topology
@@ -34,31 +35,6 @@ from heddle.step.work import row_keys
 log = logging.getLogger("heddle.engine")
 LOOK_INTERVAL_SECONDS = 1.0
 """Between two looks at what changes slowly and costs time per sequence to find out."""
-
-
-@dataclass(slots=True)
-class Totals:
-    """What was done since the start; numbers only grow."""
-
-    num_prompt_tokens: int = 0
-    """Done: computed, or found in the prefix cache."""
-    num_looked_up_tokens: int = 0
-    num_found_tokens: int = 0
-    num_generation_tokens: int = 0
-    num_preemptions: int = 0
-    num_steps: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class QueueState:
-    """Who runs and who waits, over all replicas."""
-
-    num_running: int
-    num_waiting: int
-    kv_usage: float
-    """Share of the fullest replica's pool that is held, 0 to 1."""
-    why_waiting: str = ""
-    """What the first of those that wait lacks, as a step has seen it within the last second."""
 
 
 @dataclass(slots=True)

@@ -2,18 +2,21 @@
 
     {"error": {"message": ..., "type": ..., "param": ..., "code": ...}}
 
-Every kind of refusal is a row of `KINDS`; a message is cut to `MAX_MESSAGE_CHARACTERS`, one line.
+Every kind of refusal is a row of `KINDS`. A message is one line, cut so that no body exceeds 4 KiB.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from heddle.errors import RequestError
 
-MAX_MESSAGE_CHARACTERS = 2000
+MAX_MESSAGE_BYTES = 3000
+"""Of JSON, in which a character takes up to 12."""
+MAX_PARAM_BYTES = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +57,19 @@ KINDS: dict[str, Kind] = {
 }
 """By code, as clients and scripts may rely on."""
 
+ENGINE_CODES = {
+    "adapter_not_found": "model_not_found",
+    "adapter_in_use": "conflict",
+    "pin_refused": "invalid_value",
+}
+"""Codes that the engine alone uses, and what the API calls them."""
+
 
 class ApiError(Exception):
     """A refusal on its way to the client.
 
     Attributes:
-        message: for people; never the input, a path or a traceback.
+        message: for people, one line; never the input, a path or a traceback.
         code: a key of `KINDS`.
         param: dotted path in the client's JSON.
         headers: of the answer, beside those of the code.
@@ -73,9 +83,9 @@ class ApiError(Exception):
         param: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        self.message = " ".join(message.split())[:MAX_MESSAGE_CHARACTERS]
+        self.message = _one_line(message, MAX_MESSAGE_BYTES)
         self.code = code
-        self.param = param
+        self.param = None if param is None else _one_line(param, MAX_PARAM_BYTES)
         self.kind = KINDS[code]
         self.headers = {**(self.kind.headers or {}), **(headers or {})}
         super().__init__(self.message)
@@ -100,7 +110,8 @@ class ApiError(Exception):
 
 def from_request_error(error: RequestError) -> ApiError:
     """The engine's refusal in the words of the API; its field is named where it names one."""
-    code = error.code if error.code in KINDS else "invalid_value"
+    code = ENGINE_CODES.get(error.code, error.code)
+    code = code if code in KINDS else "invalid_value"
     retry_after = getattr(error, "retry_after_seconds", None)
     headers = {} if retry_after is None else retry_headers(retry_after)
     return ApiError(str(error), code, param=getattr(error, "param", None), headers=headers)
@@ -109,3 +120,11 @@ def from_request_error(error: RequestError) -> ApiError:
 def retry_headers(seconds: float) -> dict[str, str]:
     """When to come back: whole seconds for everybody, milliseconds for those who read them."""
     return {"Retry-After": str(max(1, round(seconds))), "retry-after-ms": str(round(seconds * 1e3))}
+
+
+def _one_line(text: str, max_bytes: int) -> str:
+    """As much of it as JSON writes in so many bytes; halves of surrogate pairs are replaced."""
+    line = " ".join(text.encode("utf-8", "replace").decode().split())[:max_bytes]
+    while len(json.dumps(line)) > max_bytes:
+        line = line[: len(line) * 3 // 4]
+    return line

@@ -14,6 +14,8 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from heddle.errors import ConfigError
+
 HEAD_SECONDS = 20.0
 """In which the head of a request must have come."""
 KEEP_ALIVE_SECONDS = 75
@@ -79,22 +81,27 @@ def http_server(app: Any, *, max_connections: int, keyfile: str, certfile: str) 
         max_connections: at once; further ones are refused by uvicorn in plain text.
         keyfile: of the certificate; empty: plain HTTP.
         certfile: PEM.
+    Raises:
+        ConfigError: the certificate or its key cannot be read.
     """
-    return HttpServer(
-        uvicorn.Config(
-            app,
-            http=HttpProtocol,
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            limit_concurrency=max_connections,
-            h11_max_incomplete_event_size=1 << 16,
-            timeout_keep_alive=KEEP_ALIVE_SECONDS,
-            timeout_graceful_shutdown=1,
-            ssl_keyfile=keyfile or None,
-            ssl_certfile=certfile or None,
-        )
+    config = uvicorn.Config(
+        app,
+        http=HttpProtocol,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        limit_concurrency=max_connections,
+        h11_max_incomplete_event_size=1 << 16,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=1,
+        ssl_keyfile=keyfile or None,
+        ssl_certfile=certfile or None,
     )
+    try:
+        config.load()  # here, not behind the door: nothing was loaded yet
+    except OSError as error:  # that of TLS is one
+        raise ConfigError(f"the certificate {certfile} with the key {keyfile}: {error}") from error
+    return HttpServer(config)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import TextIO
 
 from heddle.server.config import LogFormat, LogLevel
-from heddle.server.engine_watch import QueueState, Totals
+from heddle.server.engine_state import QueueState, Totals
 
 log = logging.getLogger("heddle.server")
 STATS_INTERVAL_SECONDS = 10.0

@@ -27,7 +27,8 @@ from heddle.engine.executors.base import Executor
 from heddle.engine.llm import LLM
 from heddle.server import metric_table as table
 from heddle.server.config import MetricsCompat
-from heddle.server.engine_watch import EngineWatch, QueueState, Totals
+from heddle.server.engine_state import QueueState, Totals
+from heddle.server.engine_watch import EngineWatch
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 LAG_INTERVAL_SECONDS = 0.25

@@ -207,6 +207,7 @@ class Server:
                 await loading.result().close()
             await asyncio.wait({http})
             stopped.cancel()
+        http.result()  # a listener that broke is no good end
         if self.serving.phase is Phase.FAILED:
             self._say(f"error: {self.serving.reason}")
             return 1

@@ -45,7 +45,7 @@ def model_defaults(model_path: str) -> dict[str, Any]:
     path = Path(model_path) / "generation_config.json"
     try:
         entries = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     found: dict[str, Any] = {}
     for name in _MODEL_DEFAULTS if isinstance(entries, dict) else ():

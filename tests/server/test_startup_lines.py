@@ -1,0 +1,89 @@
+"""What a server says when it is ready."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import heddle
+from heddle.config import CacheConfig, EngineConfig, ParallelConfig, SchedulerConfig
+from heddle.engine.replica import Replica
+from heddle.server.config import ServerConfig
+from heddle.server.startup_lines import changed_settings, plan_lines, startup_lines
+from heddle.step.topology import Topology
+from tests.support.fake_executor import resolved_config
+
+MIB = 1 << 20
+
+
+def lines(**changes: Any) -> list[str]:
+    parallel = ParallelConfig(prefill_context_parallel_size=2, decode_context_parallel_size=2)
+    plan = resolved_config(parallel=parallel, **changes)
+    replica = Replica(0, plan, Topology.from_resolved(plan))
+    return startup_lines(
+        EngineConfig(model="demo", parallel=parallel),
+        ServerConfig(port=9000, api_key=("secret-1", "secret-2")),
+        plan,
+        [replica],
+        phases={"load": 1.5, "warm-up": 0.25},
+        predicted={0: {"weights": 3 * MIB, "kv_pool": MIB, "states": 0}, 1: {"weights": MIB}},
+        resident=[50 * MIB],
+        routes=["/health", "/v1/models"],
+        socket="127.0.0.1:9000",
+        url="http://127.0.0.1:9000",
+    )
+
+
+def test_lines_come_in_their_order() -> None:
+    assert lines() == [
+        f"heddle {heddle.__version__}, model demo (LlamaForCausalLM)",
+        "settings: prefill_context_parallel_size=2, decode_context_parallel_size=2, port=9000, "
+        "api_key=(2 hidden)",
+        "listening on 127.0.0.1:9000",
+        "plan: TP 1, PCP 2, DCP 2, PP 1, DP 1; 2 ranks, executor inline, backend torch, kernels "
+        "torch, dtype float32, KV float32",
+        "pcp groups: [0, 1]",
+        "dcp groups: [0, 1]",
+        "phases: load 1.50 s, warm-up 0.25 s",
+        "memory of rank 0, MiB: weights 3.0, kv_pool 1.0, predicted 4.0, measured 50.0 with "
+        "interpreter and libraries",
+        "memory of rank 1, MiB: weights 1.0, predicted 1.0",
+        "KV cache size: 512 tokens",
+        "Maximum concurrency for 256 tokens per request: 2.00x",
+        "longest prompt: 255 tokens",
+        "prefix cache: blocks of 8 tokens",
+        "routes: /health /v1/models",
+        "ready at http://127.0.0.1:9000",
+    ]
+
+
+def test_a_pool_below_the_window_bounds_the_prompt() -> None:
+    assert "longest prompt: 128 tokens" in lines(num_blocks=17)
+    assert "Maximum concurrency for 256 tokens per request: 0.50x" in lines(num_blocks=17)
+
+
+def test_secrets_are_never_shown() -> None:
+    assert "secret" not in "\n".join(lines())
+
+
+def test_defaults_are_not_listed() -> None:
+    assert changed_settings(EngineConfig(model="demo"), ServerConfig()) == []
+    changed = EngineConfig(
+        model="demo",
+        cache=CacheConfig(block_size=32),
+        scheduler=SchedulerConfig(max_num_seqs=4),
+        seed=3,
+    )
+    assert changed_settings(changed, ServerConfig(uds="/run/heddle.sock")) == [
+        "block_size=32",
+        "max_num_seqs=4",
+        "seed=3",
+        "uds=/run/heddle.sock",
+    ]
+
+
+def test_every_choice_is_told() -> None:
+    plan = resolved_config()
+    assert len(plan_lines(plan)) == 1
+    chosen = replace(plan, reasons=("kernels numba: they are installed",))
+    assert plan_lines(chosen)[1:] == ["chosen: kernels numba: they are installed"]
