@@ -18,7 +18,7 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from typing import Any, Self
 
-from heddle.config.sampling import SamplingParams
+from heddle.config.sampling import RequestOutputKind, SamplingParams
 from heddle.engine.inputs import PromptInput, parse_prompt
 from heddle.engine.llm import LLM
 from heddle.engine.outputs import RequestOutput, merged
@@ -77,7 +77,10 @@ class Stream:
 
     def tell(self, output: RequestOutput) -> None:
         """Add news; called in the event loop."""
-        self._unread = output if self._unread is None else merged(self._unread, output)
+        is_delta = self.prepared.params.output_kind is RequestOutputKind.DELTA
+        if self._unread is not None and is_delta:  # of other kinds the later output says it all
+            output = merged(self._unread, output)
+        self._unread = output
         self._news.set()
 
     def note_start(self) -> None:
@@ -209,6 +212,8 @@ class AsyncLLM:
                 result = function()
             except BaseException as error:
                 self._post(_settle, future, None, error)
+                if isinstance(error, RankFailed):  # it is not the function's alone
+                    raise
             else:
                 self._post(_settle, future, result, None)
 
@@ -232,7 +237,7 @@ class AsyncLLM:
         except BaseException as failure:
             self._failure = failure
             self._fail_all(failure)
-            # What was asked for meanwhile is told the same, by the driver that has failed.
+            # What was asked for meanwhile is told the same.
             while (command := self._commands.get()) is not None:
                 with contextlib.suppress(HeddleError):
                     command()
@@ -271,11 +276,12 @@ class AsyncLLM:
 
     def _admit(self, stream: Stream) -> None:
         try:
+            self._check_alive()
             request_id = self.driver.admit(stream.prepared)
         except RequestError as refusal:
             self._post(stream.fail, refusal)
             return
-        except RankFailed as failure:
+        except BaseException as failure:  # it is no open stream yet: nobody else would tell it
             self._post(stream.fail, failure)
             raise
         self._streams[request_id] = stream
@@ -305,9 +311,12 @@ class AsyncLLM:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to tell
             self._loop.call_soon_threadsafe(function, *arguments)
 
-    def _check_open(self) -> None:
+    def _check_alive(self) -> None:
         if self._failure is not None:
             raise RankFailed(f"the engine has failed: {self._failure}") from self._failure
+
+    def _check_open(self) -> None:
+        self._check_alive()
         if self._is_closed:
             raise HeddleError("the engine is closed")
 

@@ -74,10 +74,10 @@ class ChatTemplate:
         text = self._render(
             {
                 **self._special_tokens,
+                "documents": None,
                 **_plain(extra or {}),
                 "messages": turns,
                 "tools": _plain(tools) if tools else None,
-                "documents": None,
                 "add_generation_prompt": add_generation_prompt,
             }
         )

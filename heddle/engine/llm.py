@@ -22,7 +22,7 @@ from heddle.config.engine import EngineConfig, ResolvedConfig
 from heddle.config.sampling import RequestOutputKind, SamplingParams
 from heddle.engine.args import engine_config
 from heddle.engine.driver import Driver
-from heddle.engine.executors.base import RankProgress
+from heddle.engine.executors.base import Executor, RankProgress
 from heddle.engine.executors.create import create_executor
 from heddle.engine.executors.launch_info import LaunchInfo
 from heddle.engine.inputs import PromptInput, parse_prompt, split_prompts
@@ -33,6 +33,8 @@ from heddle.engine.tokenizer import Tokenizer, check_tokenizer, load_tokenizer
 from heddle.engine.trace import StepRecord
 from heddle.errors import HeddleError, RequestError
 from heddle.kernels.warmup import OnLine, compile_elsewhere, operations
+
+Watch = Callable[[Executor], Executor]
 
 
 class LLM:
@@ -90,6 +92,7 @@ class LLM:
         launch: LaunchInfo | None = None,
         on_progress: RankProgress | None = None,
         on_compile: OnLine | None = None,
+        watch: Watch | None = None,
     ) -> Self:
         """The same, from a whole configuration.
 
@@ -98,9 +101,10 @@ class LLM:
             launch: what a launcher told this process; the executor `torchrun` needs it.
             on_progress: told (rank, done, total) while weights load; None: a bar on a terminal.
             on_compile: given a line for each kernel that is compiled first; None: on a terminal.
+            watch: puts something between the driver and its ranks, to see what they are asked for.
         """
         llm = cls.__new__(cls)
-        llm._open(config, launch, on_progress, on_compile)
+        llm._open(config, launch, on_progress, on_compile, watch)
         return llm
 
     @property
@@ -262,6 +266,7 @@ class LLM:
         launch: LaunchInfo | None = None,
         on_progress: RankProgress | None = None,
         on_compile: OnLine | None = None,
+        watch: Watch | None = None,
     ) -> None:
         resolved = resolve_here(config, launch)
         self._is_closed = False
@@ -271,7 +276,8 @@ class LLM:
         needed = operations(resolved.kernels, resolved.backend, resolved.kv_cache_dtype)
         compile_elsewhere(needed, on_compile or line_on_terminal)
         with loading_bar() if on_progress is None else nullcontext(on_progress) as report:
-            self._executor = create_executor(resolved, launch=launch, on_progress=report)
+            executor = create_executor(resolved, launch=launch, on_progress=report)
+            self._executor = executor if watch is None else watch(executor)
             self._driver = Driver(resolved, self._executor, self._tokenizer)
             self._executor.start()  # last: nothing after it can fail and leave ranks behind
 

@@ -88,8 +88,10 @@ async def _not_built(request: Request) -> Response:
 
 
 async def _tell(request: Request, error: Exception) -> Response:
-    del request
     assert isinstance(error, ApiError)
+    if request.method == "POST":  # a probe that is told to wait is no refusal
+        serving: Serving = request.app.state.serving
+        serving.on_refusal(request.state.request_id, error)
     return JSONResponse(error.body(), error.status, dict(error.headers))
 
 

@@ -15,7 +15,7 @@ from heddle.server.conversation import conversation_prompt
 from heddle.server.errors import ApiError
 from heddle.server.logprobs import TokenNames, chat_logprobs, prompt_logprobs_of
 from heddle.server.pieces import CallArguments, CallBegins, Content, Piece, Reasoning
-from heddle.server.prompts import check_salt
+from heddle.server.prompts import answer_name, check_salt
 from heddle.server.requests import ChatRequest
 from heddle.server.sampling import check_logprobs, sampling_params
 from heddle.server.serving import Job, Serving, while_there
@@ -77,7 +77,9 @@ class Chat:
         self._names = TokenNames(serving.tokenizer, as_ids=bool(asked.return_tokens_as_token_ids))
         self._turns: list[Turn] = []
         self._held = HeldAnswers()
-        self.envelope = Envelope("chatcmpl", asked.model or serving.names[0], serving.fingerprint)
+        self.envelope = Envelope(
+            "chatcmpl", asked.model or serving.names[0], serving.fingerprint, answer_name(asked)
+        )
 
     async def submit(self, deadline: float | None, request_id: str) -> Job:
         """Render the conversation and queue it."""
@@ -88,8 +90,7 @@ class Chat:
             [prompt],
             self._params,
             adapter=self._adapter,
-            priority=asked.priority or 0,
-            pin_seconds=asked.cache_pin_seconds,
+            wishes=asked,
             deadline=deadline,
             request_id=request_id,
         )

@@ -12,7 +12,7 @@ from heddle.engine.outputs import CompletionOutput, PositionLogprobs, RequestOut
 from heddle.server.bodies import decode_body, read_body
 from heddle.server.errors import ApiError
 from heddle.server.logprobs import TokenNames, completion_logprobs, prompt_logprobs_of
-from heddle.server.prompts import check_salt, parse_prompts, prompt_input
+from heddle.server.prompts import answer_name, check_salt, parse_prompts, prompt_input
 from heddle.server.requests import CompletionRequest
 from heddle.server.sampling import check_logprobs, sampling_params
 from heddle.server.serving import Job, Serving, while_there
@@ -88,7 +88,9 @@ class Completion:
         self._names = TokenNames(serving.tokenizer, as_ids=bool(asked.return_tokens_as_token_ids))
         self._offsets: dict[int, int] = {}
         self._held = HeldAnswers()
-        self.envelope = Envelope("cmpl", asked.model or serving.names[0], serving.fingerprint)
+        self.envelope = Envelope(
+            "cmpl", asked.model or serving.names[0], serving.fingerprint, answer_name(asked)
+        )
 
     async def submit(self, deadline: float | None, request_id: str) -> Job:
         """Queue all prompts."""
@@ -102,8 +104,7 @@ class Completion:
             inputs,
             self._params,
             adapter=self._adapter,
-            priority=asked.priority or 0,
-            pin_seconds=asked.cache_pin_seconds,
+            wishes=asked,
             needs_tokens=self._wants_tokens,
             deadline=deadline,
             request_id=request_id,

@@ -42,10 +42,10 @@ async def conversation_prompt(
     opens = asked.add_generation_prompt
     if opens is None:
         opens = not continues
-    documents = getattr(asked, "documents", None)
+    own = {name: getattr(asked, name, None) for name in ("documents", "reasoning_effort")}
     extra = {
         **serving.template_variables,
-        **({} if documents is None else {"documents": documents}),
+        **{name: value for name, value in own.items() if value is not None},
         **(asked.chat_template_kwargs or {}),
     }
 

@@ -24,7 +24,7 @@ MAX_HEADER_BYTES = 32 << 10
 MAX_HEADER_FIELDS = 100
 OPEN_PATHS = frozenset(("/health", "/ready", "/ping"))
 """Need no key."""
-_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _LOCAL_HOSTS = frozenset(("localhost", "127.0.0.1", "::1", "[::1]"))
 access_log = logging.getLogger("heddle.access")
 
@@ -175,7 +175,7 @@ def _digest(key: bytes) -> bytes:
 
 
 def _request_id(given: str) -> str:
-    return given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+    return given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
 
 
 def _is_local(host: str) -> bool:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from heddle.engine.inputs import PromptInput
+from heddle.engine.tokenizer import Tokenizer
 from heddle.server.errors import ApiError
-from heddle.server.requests import Message, Tool
+from heddle.server.guard import REQUEST_ID
+from heddle.server.requests import Message, SamplingRequest, Tool
 
 MAX_PROMPTS = 128
 MAX_MESSAGES = 4096
@@ -56,6 +59,54 @@ def prompt_input(
             text=prompt, add_special_tokens=add_special_tokens, cache_salt=cache_salt
         )
     return PromptInput(token_ids=prompt, cache_salt=cache_salt)
+
+
+def answer_name(asked: SamplingRequest) -> str:
+    """The rest of an answer's id: what the request names, or a random word.
+
+    Raises:
+        ApiError: the name is not one.
+    """
+    name = asked.request_id
+    if name is not None and not REQUEST_ID.fullmatch(name):
+        raise ApiError(
+            "request_id has 1 to 64 letters, digits, dots, underscores and dashes",
+            param="request_id",
+        )
+    return name or uuid.uuid4().hex
+
+
+def truncated(
+    prompt: PromptInput, asked: SamplingRequest, tokenizer: Tokenizer | None, max_model_len: int
+) -> PromptInput:
+    """The last tokens of a prompt, or the first, where a request wants no more than some.
+
+    Args:
+        prompt: whole.
+        asked: `truncate_prompt_tokens` of it: at least 1, or -1 for the window.
+        tokenizer: of the model.
+        max_model_len: the window.
+    Raises:
+        ApiError: another number.
+        RequestError: the text is no text.
+    """
+    count = asked.truncate_prompt_tokens
+    if count is None:
+        return prompt
+    if count == -1:
+        count = max_model_len - 1
+    if count < 1:
+        raise ApiError(
+            f"truncate_prompt_tokens={count} is not legal; must be at least 1, or -1",
+            param="truncate_prompt_tokens",
+        )
+    ids = prompt.token_ids
+    if ids is None and tokenizer is not None:
+        ids = tuple(tokenizer.encode(prompt.text or "", prompt.add_special_tokens))
+    if ids is None or len(ids) <= count:
+        return prompt
+    ids = ids[:count] if asked.truncation_side == "right" else ids[-count:]
+    return PromptInput(token_ids=ids, cache_salt=prompt.cache_salt)
 
 
 def check_salt(salt: str | None) -> None:

@@ -196,7 +196,6 @@ class ChatRequest(SamplingRequest, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = None
     modalities: list[str] | None = None
-    echo: bool | None = None
     reasoning_effort: str | None = None
     include_reasoning: bool | None = None
 

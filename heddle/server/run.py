@@ -10,17 +10,19 @@ import asyncio
 import logging
 import signal
 import socket
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import uvloop
+from starlette.routing import Route
 
 from heddle.config.engine import EngineConfig
 from heddle.engine.async_llm import AsyncLLM
 from heddle.engine.executors.launch_info import LaunchInfo
-from heddle.engine.llm import LLM
+from heddle.engine.llm import LLM, Watch
 from heddle.engine.machine import resolve_here
 from heddle.server.admin import create_admin_app
 from heddle.server.app import create_app
@@ -28,6 +30,8 @@ from heddle.server.config import ServerConfig, read_keys
 from heddle.server.guard import OPEN_PATHS, Guard, KeyRing
 from heddle.server.http import HttpServer, http_server
 from heddle.server.listening import listeners, url_of
+from heddle.server.logs import configure_logging
+from heddle.server.reporting import Reporter
 from heddle.server.self_check import check_layout, why_skipped
 from heddle.server.serving import Phase, Serving
 from heddle.server.tools import check_parser_names
@@ -68,10 +72,12 @@ def serve(
     serving.check()
     check_parser_names(settings)
     resolve_here(config, launch)  # what is refused is refused before anything starts
+    configure_logging(settings.log_level, settings.log_format, sys.stderr)
     with listeners(settings) as (listener, admin_listener):
         load = partial(load_checked, config, settings, launch, say)
         server = Server(
             load,
+            config,
             serving,
             keys,
             listener,
@@ -88,6 +94,7 @@ def load_checked(
     settings: ServerConfig,
     launch: LaunchInfo | None,
     say: Callable[[str], None],
+    watch: Watch | None = None,
 ) -> LLM:
     """Load the model, and compare its layout with one rank where that can be done.
 
@@ -96,11 +103,12 @@ def load_checked(
         settings: of the server.
         launch: what a launcher told this process.
         say: gets lines of the start-up.
+        watch: sees what the driver asks of its ranks.
     Raises:
         HeddleError: it does not load.
         NumericsError: the layout gives other numbers.
     """
-    llm = LLM.from_config(config, launch=launch, on_compile=say)
+    llm = LLM.from_config(config, launch=launch, on_compile=say, watch=watch)
     try:
         reason = why_skipped(config, llm, settings.self_check)
         if reason:
@@ -121,7 +129,8 @@ class Server:
 
     def __init__(
         self,
-        load: Callable[[], LLM],
+        load: Callable[[Watch], LLM],
+        config: EngineConfig,
         serving: Serving,
         keys: KeyRing,
         listener: socket.socket,
@@ -133,7 +142,8 @@ class Server:
         """Wire the parts.
 
         Args:
-            load: loads the model; called in a thread.
+            load: loads the model, with a watch between driver and ranks; called in a thread.
+            config: of the engine, as it was asked for.
             serving: what is served.
             keys: of clients.
             listener: bound.
@@ -144,15 +154,21 @@ class Server:
         settings = serving.config
         self._load_engine, self._settings, self.serving = load, settings, serving
         self._listener, self._on_ready, self._say = listener, on_ready, say
+        self._config, self._reporter = config, Reporter(settings, serving.names[0])
+        metrics = self._reporter.metrics
+        serving.on_refusal = self._reporter.note_refusal
+        serving.on_ignored = metrics.count_ignored
+        self._app = create_app(serving, metrics.route())
         self._http = http_server(
             Guard(
-                create_app(serving),
+                self._app,
                 keys=keys,
                 local_only=settings.is_loopback and not settings.uds,
                 origins=settings.allowed_origins,
                 open_paths=OPEN_PATHS if settings.metrics_key else OPEN_PATHS | {METRICS_PATH},
                 quiet_paths=frozenset(settings.disable_access_log_for_endpoints),
                 max_requests=settings.max_connections,
+                observe=metrics.observe_http,
             ),
             max_connections=settings.max_connections + KEPT_CONNECTIONS,
             keyfile=settings.ssl_keyfile,
@@ -200,6 +216,7 @@ class Server:
             if not loading.done():
                 self._say("stopping while the model loads")
             await asyncio.wait({loading})
+            await self._reporter.end()
             for server, _ in self._servers:
                 server.should_exit = True
                 server.force_exit = self._num_stops > 1
@@ -214,10 +231,18 @@ class Server:
         return 0
 
     async def _load(self) -> AsyncLLM:
-        llm = await asyncio.to_thread(self._load_engine)
-        engine = AsyncLLM(llm)
+        reporter, metrics = self._reporter, self._reporter.metrics
+        llm = await asyncio.to_thread(self._load_engine, metrics.watch_executor)
+        reporter.note_phase("load")
+        engine = AsyncLLM(llm, on_step=metrics.on_step)
         try:
             await warm_up(engine)
+            reporter.note_phase("warm-up")
+            url = url_of(self._settings, self._listener)
+            routes = [route.path for route in self._app.routes if isinstance(route, Route)]
+            await reporter.begin(
+                engine, self._config, routes=routes, socket=url.partition("//")[2] or url, url=url
+            )
         except BaseException:
             await engine.close()
             raise
@@ -239,6 +264,7 @@ class Server:
         """Return when the engine has failed."""
         while engine.failure is None:
             await asyncio.sleep(0.1)
+        self._reporter.metrics.note_failure()
         self.serving.fail(f"the engine has failed: {engine.failure}")
 
     async def _drain(self) -> None:

@@ -8,7 +8,7 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from enum import StrEnum
 from functools import cached_property, partial
 from pathlib import Path
@@ -29,6 +29,8 @@ from heddle.errors import ConfigError, HeddleError, RankFailed, RequestError
 from heddle.scheduler.door import Door, Ticket
 from heddle.server.config import ServerConfig
 from heddle.server.errors import ApiError, from_request_error
+from heddle.server.prompts import truncated
+from heddle.server.requests import SamplingRequest
 from heddle.server.sampling import model_defaults
 from heddle.server.sse import wait_until_gone
 
@@ -65,6 +67,10 @@ class Serving:
         self.created = int(time.time())
         self.phase = Phase.LOADING
         self.reason = "the model is loading"
+        self.on_refusal: Callable[[str, ApiError], None] = _unheard
+        """Told of every error that a client gets, with the id of its request."""
+        self.on_ignored: Callable[[str], None] = _unheard
+        """Told of every field that nobody knows."""
         self._open: dict[Job, str] = {}
         """Requests in the engine, with the ids that their clients know."""
         self._engine: AsyncLLM | None = None
@@ -251,6 +257,7 @@ class Serving:
     def note_ignored(self, names: Sequence[str]) -> None:
         """Fields of a request that nobody knows; each is logged once."""
         for name in names:
+            self.on_ignored(name)
             if name not in self._ignored and len(self._ignored) < MAX_IGNORED_NAMES:
                 self._ignored.add(name)
                 log.info("request field %s is not known here and is ignored", ascii(name)[:64])
@@ -263,8 +270,7 @@ class Serving:
         params: SamplingParams,
         *,
         adapter: str | None,
-        priority: int = 0,
-        pin_seconds: float | None = None,
+        wishes: SamplingRequest | None = None,
         needs_tokens: bool = True,
         deadline: float | None = None,
         request_id: str = "",
@@ -275,8 +281,7 @@ class Serving:
             prompts: in order.
             params: of each of them.
             adapter: that they go through.
-            priority: lower is served earlier.
-            pin_seconds: keep the prompts in the prefix cache for so long.
+            wishes: the request, for its priority, pin and truncation; None: none of them.
             needs_tokens: False asks for no token at all (`max_tokens` 0).
             deadline: time of the loop at which it is given up; None: never.
             request_id: by which the operator may end it.
@@ -284,15 +289,16 @@ class Serving:
             ApiError: one of them is refused, or the engine takes nothing now.
         """
         engine = self.engine
+        wishes = wishes or SamplingRequest()
 
         def prepare() -> list[PreparedRequest]:
             return [
                 engine.prepare(
-                    prompt,
+                    truncated(prompt, wishes, self.tokenizer, self.max_model_len),
                     params,
                     adapter,
-                    priority=priority,
-                    pin_seconds=pin_seconds,
+                    priority=wishes.priority or 0,
+                    pin_seconds=wishes.cache_pin_seconds,
                     wants_tokens=needs_tokens,
                 )
                 for prompt in prompts
@@ -457,6 +463,10 @@ class Job:
         if not any(p.is_running for p in known):
             return f"waiting, {ahead} ahead"
         return f"prefill {done}/{total}" if done < total else "decoding"
+
+
+def _unheard(*_: object) -> None:
+    """Nobody listens."""
 
 
 async def while_there(request: Request, work: Awaitable[Result]) -> Result:

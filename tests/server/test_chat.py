@@ -107,7 +107,7 @@ def test_an_answer_goes_on_with_the_last_message(served: Served) -> None:
         ({"messages": [{"role": "tool"}] * 3000}, None, "messages.0.content is missing"),
         ({"messages": "hi"}, "messages", "Expected `array`"),
         ({"messages": [{"role": "user"}]}, "messages.0.content", "is missing"),
-        ({"messages": [{"role": "robot", "content": "x"}]}, None, "Invalid enum value"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, None, "role"),
         ({"messages": [{"content": "x"}]}, None, "role"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "text": "x"}]}]},

@@ -249,3 +249,27 @@ def test_pins_are_refused_where_there_is_no_room_for_them(served: Served) -> Non
     assert response.status_code == 400
     assert "--max-pinned-tokens" in response.json()["error"]["message"]
     assert response.json()["error"]["code"] == "unsupported_parameter"
+
+
+@pytest.mark.parametrize(
+    ("side", "kept"), [(None, [4, 5, 6]), ("left", [4, 5, 6]), ("right", [1, 2, 3])]
+)
+def test_a_prompt_is_cut_where_the_request_says_so(
+    served: Served, side: str | None, kept: list[int]
+) -> None:
+    body = {"max_tokens": 1, "return_token_ids": True, **GREEDY}
+    found = served.complete(
+        prompt=[1, 2, 3, 4, 5, 6], truncate_prompt_tokens=3, truncation_side=side, **body
+    )
+    assert found["choices"][0]["prompt_token_ids"] == kept
+    found = served.complete(prompt=[7] * 400, truncate_prompt_tokens=-1, **body)
+    assert found["usage"]["prompt_tokens"] == 255
+    found = served.complete(prompt="abc", truncate_prompt_tokens=9, **body)
+    assert found["usage"]["prompt_tokens"] == 3
+    assert served.post("/v1/completions", prompt="a", truncate_prompt_tokens=0).status_code == 400
+
+
+def test_an_answer_carries_the_name_of_its_request(served: Served) -> None:
+    assert served.complete(prompt="a", max_tokens=1, request_id="my-1")["id"] == "cmpl-my-1"
+    response = served.post("/v1/completions", prompt="a", request_id="a b")
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "request_id")

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from heddle import LLM
+from heddle.engine.args import engine_config
+from heddle.engine.llm import Watch
 from tests.support.byte_tokenizer import TEMPLATE, printable, save_folder
 from tests.support.served import Served, serving
 from tests.support.tiny import build_tiny
@@ -33,8 +35,8 @@ def servers(folder: Path) -> Iterator[dict[str, Served]]:
     with ExitStack() as stack:
 
         def serve(settings: dict[str, Any]) -> Served:
-            def load() -> LLM:
-                return LLM(
+            def load(watch: Watch) -> LLM:
+                config = engine_config(
                     str(folder),
                     executor="threads",
                     block_size=4,
@@ -42,6 +44,7 @@ def servers(folder: Path) -> Iterator[dict[str, Served]]:
                     max_num_batched_tokens=32,
                     **settings,
                 )
+                return LLM.from_config(config, watch=watch)
 
             return stack.enter_context(serving(load, "tiny"))
 

@@ -19,7 +19,9 @@ import httpx2
 import pytest
 
 from heddle import LLM
-from heddle.config import ResolvedConfig
+from heddle.config import EngineConfig, ResolvedConfig
+from heddle.engine.args import engine_config
+from heddle.engine.llm import Watch
 from heddle.server.config import ServerConfig
 from heddle.server.guard import KeyRing
 from heddle.server.listening import bind, bind_admin, url_of
@@ -122,7 +124,7 @@ def parse_events(text: str) -> list[Any]:
 
 
 @contextmanager
-def serving(load: Callable[[], LLM], model: str, **settings: Any) -> Iterator[Served]:
+def serving(load: Callable[[Watch], LLM], model: str, **settings: Any) -> Iterator[Served]:
     """Serve until the block ends; then the server must end in good order.
 
     Args:
@@ -139,6 +141,7 @@ def serving(load: Callable[[], LLM], model: str, **settings: Any) -> Iterator[Se
     async def run() -> int:
         server = Server(
             load,
+            EngineConfig(model=model),
             Serving(config, model),
             KeyRing(config.api_key),
             listener,
@@ -195,16 +198,16 @@ def toy_server(
         settings: of the server.
     """
     path = str(toy_folder(folder))
-    with pytest.MonkeyPatch.context() as patch:
 
-        def create(resolved: ResolvedConfig, **ignored: object) -> FakeExecutor:
-            return SlowExecutor(resolved, step_seconds, is_poisoned)
+    def create(resolved: ResolvedConfig, **ignored: object) -> FakeExecutor:
+        return SlowExecutor(resolved, step_seconds, is_poisoned)
 
-        patch.setattr("heddle.engine.llm.create_executor", create)
+    def load(watch: Watch) -> LLM:
+        arguments = {"max_num_batched_tokens": 32, "kv_cache_memory_bytes": 1 << 20}
+        config = engine_config(path, **{**arguments, **(engine or {})})
+        with pytest.MonkeyPatch.context() as patch:  # for no longer than this engine is made
+            patch.setattr("heddle.engine.llm.create_executor", create)
+            return LLM.from_config(config, watch=watch)
 
-        def load() -> LLM:
-            arguments = {"max_num_batched_tokens": 32, "kv_cache_memory_bytes": 1 << 20}
-            return LLM(path, **{**arguments, **(engine or {})})
-
-        with serving(load, "toy", **settings) as served:
-            yield served
+    with serving(load, "toy", **settings) as served:
+        yield served
