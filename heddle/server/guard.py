@@ -24,6 +24,8 @@ MAX_HEADER_BYTES = 32 << 10
 MAX_HEADER_FIELDS = 100
 OPEN_PATHS = frozenset(("/health", "/ready", "/ping"))
 """Need no key."""
+PROBES = OPEN_PATHS | {"/metrics"}
+"""Asked for every few seconds: their lines are for debugging."""
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _LOCAL_HOSTS = frozenset(("localhost", "127.0.0.1", "::1", "[::1]"))
 access_log = logging.getLogger("heddle.access")
@@ -165,8 +167,14 @@ class Guard:
         if self._observe is not None:
             self._observe(scope["method"], path, status, seconds)
         if path not in self._quiet_paths:
-            access_log.info(
-                "%s %s %d %.3f s %s", scope["method"], path, status, seconds, request_id
+            access_log.log(
+                logging.DEBUG if path in PROBES else logging.INFO,
+                "%s %s %d %.3f s %s",
+                scope["method"],
+                path,
+                status,
+                seconds,
+                request_id,
             )
 
 

@@ -25,7 +25,7 @@ from heddle.engine.executors.launch_info import LaunchInfo
 from heddle.engine.llm import LLM, Watch
 from heddle.engine.machine import resolve_here
 from heddle.server.admin import create_admin_app
-from heddle.server.app import create_app
+from heddle.server.app import NOT_BUILT, create_app
 from heddle.server.config import ServerConfig, read_keys
 from heddle.server.guard import OPEN_PATHS, Guard, KeyRing
 from heddle.server.http import HttpServer, http_server
@@ -205,6 +205,8 @@ class Server:
             HeddleError: the engine did not start.
         """
         http = asyncio.gather(*(server.serve(sockets=[at]) for server, at in self._servers))
+        url = url_of(self._settings, self._listener)
+        self._say(f"listening at {url}; loading {self._config.model}")
         loading = asyncio.ensure_future(self._load())
         stopped: asyncio.Future[Any] = asyncio.ensure_future(self._stopped.wait())
         try:
@@ -239,7 +241,11 @@ class Server:
             await warm_up(engine)
             reporter.note_phase("warm-up")
             url = url_of(self._settings, self._listener)
-            routes = [route.path for route in self._app.routes if isinstance(route, Route)]
+            routes = [
+                route.path
+                for route in self._app.routes
+                if isinstance(route, Route) and route.path.removeprefix("/v1/") not in NOT_BUILT
+            ]
             await reporter.begin(
                 engine, self._config, routes=routes, socket=url.partition("//")[2] or url, url=url
             )
