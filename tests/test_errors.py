@@ -4,7 +4,7 @@ import inspect
 import re
 
 from heddle import errors
-from heddle.errors import HeddleError, RequestError, TopologyError
+from heddle.errors import EngineOverloaded, HeddleError, RequestError, TopologyError
 
 
 def test_the_drawn_tree_is_the_tree():
@@ -39,3 +39,8 @@ def test_a_topology_error_carries_its_reasons_as_data():
 def test_a_request_error_has_a_code_for_programs():
     assert RequestError("text").code == "invalid_value"
     assert RequestError("text", "context_length_exceeded").code == "context_length_exceeded"
+
+
+def test_an_overload_says_when_to_come_again():
+    error = EngineOverloaded("text", 7)
+    assert (error.code, error.retry_after_seconds, str(error)) == ("engine_overloaded", 7, "text")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.timeout(1200)
 ROOT = Path(__file__).parents[1]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 WITH_A_MODEL = {"offline_generate": ("--max-tokens", "2"), "same_tokens": ()}
@@ -18,7 +19,6 @@ def run(path: Path, *words: str) -> str:
         [sys.executable, str(path), *words],
         capture_output=True,
         text=True,
-        timeout=280,
         check=False,
     )
     assert done.returncode == 0, done.stderr

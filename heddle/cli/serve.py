@@ -70,7 +70,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
             output.document(describe(serving, url))
             sys.stdout.flush()
 
-    return serve(config, settings, launch=launch, on_ready=on_ready, say=output.say)
+    return serve(config, settings, launch=launch, on_ready=on_ready)
 
 
 def _print_config(arguments: argparse.Namespace, output: Output) -> None:

@@ -232,7 +232,7 @@ class AsyncLLM:
     def _run(self) -> None:
         try:
             while self._obey():
-                if self.driver.has_work:
+                if self._has_work:
                     self._step()
         except BaseException as failure:
             self._failure = failure
@@ -249,12 +249,17 @@ class AsyncLLM:
         """Carry out what was asked for; without open requests, wait for something. False: close."""
         while True:
             try:
-                command = self._commands.get(block=not self.driver.has_work)
+                command = self._commands.get(block=not self._has_work)
             except queue.Empty:
                 return True
             if command is None:
                 return False
             command()
+
+    @property
+    def _has_work(self) -> bool:
+        """A request is open, or a step of one that has gone is to be ended."""
+        return self.driver.has_work or self.driver.is_busy
 
     def _step(self) -> None:
         outputs = self.driver.step()

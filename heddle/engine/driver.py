@@ -230,14 +230,16 @@ class Driver:
 
     def _run_round(self) -> list[RequestOutput]:
         self._fill_pipelines()
-        if not self._is_busy():
+        if not self.is_busy:
             return []
         outputs = self._end_step(self.replicas[self._executor.first_done()])
-        while not self._states and self._is_busy():  # nobody waits for these; leave ranks idle
+        while not self._states and self.is_busy:  # nobody waits for these; leave ranks idle
             self._end_step(self.replicas[self._executor.first_done()])
         return outputs
 
-    def _is_busy(self) -> bool:
+    @property
+    def is_busy(self) -> bool:
+        """A step is under way; those of requests that have gone among them."""
         return any(replica.num_under_way for replica in self.replicas)
 
     def _fill_pipelines(self) -> None:

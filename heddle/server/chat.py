@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse
 
 from heddle.engine.inputs import PromptInput
 from heddle.engine.outputs import CompletionOutput, RequestOutput
@@ -19,7 +18,7 @@ from heddle.server.prompts import answer_name, check_salt
 from heddle.server.requests import ChatRequest
 from heddle.server.sampling import check_logprobs, sampling_params
 from heddle.server.serving import Job, Serving, while_there
-from heddle.server.streaming import HeldAnswers, event_stream, stream_options
+from heddle.server.streaming import HeldAnswers, event_stream, stream_options, written
 from heddle.server.tools import ToolUse, plan_tools
 from heddle.server.usage import Envelope, Usage
 
@@ -40,7 +39,7 @@ async def create_chat_completion(request: Request) -> Any:
         )
     with job:
         (output,) = await while_there(request, job.whole())
-    return JSONResponse(answer.document(output))
+    return await written(lambda: answer.document(output), asked)
 
 
 class Chat:

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse
 
 from heddle.engine.outputs import CompletionOutput, PositionLogprobs, RequestOutput
 from heddle.server.bodies import decode_body, read_body
@@ -16,7 +15,7 @@ from heddle.server.prompts import answer_name, check_salt, parse_prompts, prompt
 from heddle.server.requests import CompletionRequest
 from heddle.server.sampling import check_logprobs, sampling_params
 from heddle.server.serving import Job, Serving, while_there
-from heddle.server.streaming import HeldAnswers, event_stream, stream_options
+from heddle.server.streaming import HeldAnswers, event_stream, stream_options, written
 from heddle.server.usage import Envelope, Usage
 
 KIND = "text_completion"
@@ -39,7 +38,7 @@ async def create_completion(request: Request) -> Any:
         )
     with job:
         outputs = await while_there(request, job.whole())
-    return JSONResponse(answer.document(outputs))
+    return await written(lambda: answer.document(outputs), asked)
 
 
 class Completion:

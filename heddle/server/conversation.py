@@ -63,6 +63,8 @@ async def conversation_prompt(
         text = await asyncio.to_thread(render)
     except RequestError as refusal:
         raise from_request_error(refusal) from None
+    except RecursionError:
+        raise ApiError("the conversation is nested too deeply", "invalid_template_input") from None
     if len(text) > MAX_RENDERED_CHARACTERS:
         raise ApiError(
             f"the rendered conversation has {len(text)} characters; at most "

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import ipaddress
 import logging
 import re
 import time
@@ -27,7 +28,8 @@ OPEN_PATHS = frozenset(("/health", "/ready", "/ping"))
 PROBES = OPEN_PATHS | {"/metrics"}
 """Asked for every few seconds: their lines are for debugging."""
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
-_LOCAL_HOSTS = frozenset(("localhost", "127.0.0.1", "::1", "[::1]"))
+EXPOSED_HEADERS = "x-request-id, retry-after, retry-after-ms, x-should-retry"
+"""That pages of allowed origins may read."""
 access_log = logging.getLogger("heddle.access")
 
 Observe = Callable[[str, str, int, float], None]
@@ -89,7 +91,8 @@ class Guard:
         self._open_paths = open_paths
         self._quiet_paths = quiet_paths
         self._max_requests = max_requests
-        self._num_requests = 0
+        self.num_requests = 0
+        """Requests that are being answered now."""
         self._observe = observe
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -111,7 +114,7 @@ class Guard:
                 self._add_cors(headers, scope)
             await send(message)
 
-        self._num_requests += 1
+        self.num_requests += 1
         try:
             refusal = self._refusal(scope)
             if refusal is not None:
@@ -121,12 +124,12 @@ class Guard:
             else:
                 await self._app(scope, receive, send_on)
         finally:
-            self._num_requests -= 1
+            self.num_requests -= 1
             self._note(scope, status, time.monotonic() - started, request_id)
 
     def _refusal(self, scope: Scope) -> ApiError | None:
         is_probe = scope["path"] in self._open_paths
-        if self._num_requests > self._max_requests and not is_probe:
+        if self.num_requests > self._max_requests and not is_probe:
             return ApiError(
                 f"{self._max_requests} requests are open; see --max-connections",
                 "engine_unavailable",
@@ -139,6 +142,12 @@ class Guard:
                 "headers_too_large",
             )
         headers = Headers(scope=scope)
+        if "content-length" in headers and "transfer-encoding" in headers:
+            # A proxy in front may have read the other one, and sees another next request.
+            return ApiError(
+                "Content-Length and Transfer-Encoding are both given; give one",
+                headers={"Connection": "close"},
+            )
         if self._local_only and not _is_local(headers.get("host", "localhost")):
             return ApiError("the Host header names another machine", "forbidden")
         origin = headers.get("origin")
@@ -150,7 +159,10 @@ class Guard:
         return None
 
     def _allows(self, origin: str, host: str) -> bool:
-        own = urlsplit(origin).netloc
+        try:
+            own = urlsplit(origin).netloc
+        except ValueError:  # no address at all, as of a bracket that nobody closes
+            return False
         return own == host or bool(self._origins & {"*", origin})
 
     def _add_cors(self, headers: MutableHeaders, scope: Scope) -> None:
@@ -158,8 +170,10 @@ class Guard:
         if origin is not None and self._origins & {"*", origin}:
             headers["access-control-allow-origin"] = origin
             headers["vary"] = "origin"
-            headers["access-control-allow-headers"] = "authorization, content-type, x-request-id"
+            asked = Headers(scope=scope).get("access-control-request-headers", "")
+            headers["access-control-allow-headers"] = asked or "authorization, content-type"
             headers["access-control-allow-methods"] = "GET, POST"
+            headers["access-control-expose-headers"] = EXPOSED_HEADERS
 
     def _note(self, scope: Scope, status: int, seconds: float, request_id: str) -> None:
         route = scope.get("route")
@@ -187,8 +201,13 @@ def _request_id(given: str) -> str:
 
 
 def _is_local(host: str) -> bool:
-    name = host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() else host
-    return (name or host).lower() in _LOCAL_HOSTS
+    """Names of this machine, with or without a port."""
+    name = host.lower()
+    bare = name.rpartition(":")[0] if re.fullmatch(r"(\[.*\]|[^:]*):\d*", name) else name
+    try:
+        return ipaddress.ip_address(bare.strip("[]")).is_loopback
+    except ValueError:
+        return bare == "localhost"
 
 
 def _is_preflight(scope: Scope) -> bool:

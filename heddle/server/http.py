@@ -1,7 +1,8 @@
 """uvicorn, with what a public port needs beside it.
 
 h11 alone stops runaway headers, but nothing stops a head that never ends: each must be complete
-within `HEAD_SECONDS`, the first of a connection and every later one.
+within `HEAD_SECONDS`, the first of a connection and every later one. Nor does a close get rid of a
+reader that takes nothing: what was written waits for it. Such a connection is cut.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Iterator
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -26,6 +28,18 @@ class HttpProtocol(H11Protocol):
     """One connection."""
 
     _head_timer: asyncio.TimerHandle | None = None
+    _stall_timer: asyncio.TimerHandle | None = None
+
+    def __init__(self, *arguments: Any, stall_seconds: float = 0.0, **more: Any) -> None:
+        """As uvicorn's.
+
+        Args:
+            arguments: of uvicorn.
+            stall_seconds: in which a reader takes at least a byte; 0: any time.
+            more: of uvicorn.
+        """
+        super().__init__(*arguments, **more)
+        self._stall_seconds = stall_seconds
 
     def connection_made(self, transport: Any) -> None:
         """Wait for a head."""
@@ -45,7 +59,20 @@ class HttpProtocol(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Nothing will come."""
         self._stop_watch()
+        self._end_stall()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """The reader is behind."""
+        super().pause_writing()
+        self._end_stall()
+        if self._stall_seconds:
+            self._watch_reader()
+
+    def resume_writing(self) -> None:
+        """It has caught up."""
+        self._end_stall()
+        super().resume_writing()
 
     def _watch_head(self) -> None:
         if self.cycle is not None and not self.cycle.response_complete:
@@ -63,6 +90,22 @@ class HttpProtocol(H11Protocol):
         if not self.transport.is_closing():
             self.transport.close()
 
+    def _watch_reader(self) -> None:
+        unsent = self.transport.get_write_buffer_size()
+        self._stall_timer = self.loop.call_later(self._stall_seconds, self._cut_if_stalled, unsent)
+
+    def _cut_if_stalled(self, unsent_before: int) -> None:
+        self._stall_timer = None
+        if self.transport.get_write_buffer_size() < unsent_before:
+            self._watch_reader()
+        else:
+            self.transport.abort()
+
+    def _end_stall(self) -> None:
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+            self._stall_timer = None
+
 
 class HttpServer(uvicorn.Server):
     """uvicorn's server, which leaves signals to its caller."""
@@ -73,27 +116,26 @@ class HttpServer(uvicorn.Server):
         yield
 
 
-def http_server(app: Any, *, max_connections: int, keyfile: str, certfile: str) -> HttpServer:
+def http_server(app: Any, *, keyfile: str, certfile: str, stall_seconds: float = 0.0) -> HttpServer:
     """A server of one application.
 
     Args:
         app: ASGI.
-        max_connections: at once; further ones are refused by uvicorn in plain text.
         keyfile: of the certificate; empty: plain HTTP.
         certfile: PEM.
+        stall_seconds: after which a connection is cut whose reader takes nothing; 0: never.
     Raises:
         ConfigError: the certificate or its key cannot be read.
     """
     config = uvicorn.Config(
         app,
-        http=HttpProtocol,
+        http=cast(Any, partial(HttpProtocol, stall_seconds=stall_seconds)),
         ws="none",
         lifespan="off",
         log_config=None,
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        limit_concurrency=max_connections,
         h11_max_incomplete_event_size=1 << 16,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=1,

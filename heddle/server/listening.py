@@ -24,10 +24,10 @@ def listeners(settings: ServerConfig) -> Iterator[tuple[socket.socket, socket.so
     """
     with contextlib.ExitStack() as stack:
         public = bind(settings)
-        stack.callback(_close, public, settings.uds)
+        stack.callback(_close, public, *_mark(settings.uds))
         admin = bind_admin(settings)
         if admin is not None:
-            stack.callback(_close, admin, settings.admin_uds)
+            stack.callback(_close, admin, *_mark(settings.admin_uds))
         yield public, admin
 
 
@@ -65,7 +65,7 @@ def _bind(host: str, port: int, uds: str) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX if uds else family, socket.SOCK_STREAM)
     try:
         if uds:
-            _remove_socket(uds)
+            _remove_leftover(uds)
             listener.bind(uds)
             os.chmod(uds, stat.S_IRUSR | stat.S_IWUSR)
         else:
@@ -78,14 +78,26 @@ def _bind(host: str, port: int, uds: str) -> socket.socket:
     return listener
 
 
-def _close(listener: socket.socket, uds: str) -> None:
+def _mark(uds: str) -> tuple[str, int]:
+    """A path and the inode that is ours there; empty and 0 for a port."""
+    return (uds, os.stat(uds).st_ino) if uds else ("", 0)
+
+
+def _close(listener: socket.socket, uds: str, inode: int) -> None:
+    """Close, and remove the socket that is still ours."""
     listener.close()
-    if uds:
-        _remove_socket(uds)
-
-
-def _remove_socket(path: str) -> None:
-    """Remove a socket that is left there; anything else stays and makes `bind` fail."""
     with contextlib.suppress(FileNotFoundError):
-        if stat.S_ISSOCK(os.stat(path).st_mode):
-            os.unlink(path)
+        if uds and os.stat(uds).st_ino == inode:
+            os.unlink(uds)
+
+
+def _remove_leftover(path: str) -> None:
+    """Remove a socket that nobody listens on; anything else stays and makes `bind` fail."""
+    with contextlib.suppress(FileNotFoundError):
+        if not stat.S_ISSOCK(os.stat(path).st_mode):
+            return
+        with socket.socket(socket.AF_UNIX) as probe:
+            try:
+                probe.connect(path)
+            except ConnectionRefusedError:
+                os.unlink(path)

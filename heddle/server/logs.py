@@ -150,6 +150,6 @@ def _hit_text(before: Totals, now: Totals) -> str:
     return f"prefix hits {100 * found / looked_up:.1f}%"
 
 
-def log_refusal(request_id: str, code: str, message: str) -> None:
-    """A request was refused; messages of ours never repeat what was sent."""
-    log.info("request %s refused: %s: %s", request_id, code, message)
+def log_refusal(request_id: str, code: str, param: str | None) -> None:
+    """A request was refused. Its message may repeat a word of what was sent: it is not written."""
+    log.info("request %s refused: %s%s", request_id, code, f" ({param})" if param else "")

@@ -58,7 +58,7 @@ class Reporter:
     def note_refusal(self, request_id: str, error: ApiError) -> None:
         """A client got this error."""
         self.metrics.count_refusal(error.code)
-        log_refusal(request_id, error.code, str(error))
+        log_refusal(request_id, error.code, error.param)
 
     async def begin(
         self,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import socket
 import sys
@@ -24,6 +25,7 @@ from heddle.engine.async_llm import AsyncLLM
 from heddle.engine.executors.launch_info import LaunchInfo
 from heddle.engine.llm import LLM, Watch
 from heddle.engine.machine import resolve_here
+from heddle.errors import HeddleError
 from heddle.server.admin import create_admin_app
 from heddle.server.app import NOT_BUILT, create_app
 from heddle.server.config import ServerConfig, read_keys
@@ -38,8 +40,8 @@ from heddle.server.tools import check_parser_names
 from heddle.server.warmup import warm_up
 
 log = logging.getLogger("heddle.server")
-KEPT_CONNECTIONS = 16
-"""Beyond the limit, for health, readiness and metrics."""
+INTERRUPTED = 130
+"""Exit code of a second signal while the model loads."""
 
 METRICS_PATH = "/metrics"
 
@@ -53,7 +55,6 @@ def serve(
     *,
     launch: LaunchInfo | None = None,
     on_ready: OnReady,
-    say: Callable[[str], None],
 ) -> int:
     """Serve until a signal; returns the exit code.
 
@@ -62,7 +63,6 @@ def serve(
         settings: of the server.
         launch: what a launcher told this process.
         on_ready: told when requests are taken.
-        say: gets lines of the start-up.
     Raises:
         ConfigError: the address cannot be had, or keys cannot be read.
         HeddleError: the engine did not start.
@@ -74,7 +74,7 @@ def serve(
     resolve_here(config, launch)  # what is refused is refused before anything starts
     configure_logging(settings.log_level, settings.log_format, sys.stderr)
     with listeners(settings) as (listener, admin_listener):
-        load = partial(load_checked, config, settings, launch, say)
+        load = partial(load_checked, config, settings, launch, _say)
         server = Server(
             load,
             config,
@@ -83,10 +83,14 @@ def serve(
             listener,
             admin_listener=admin_listener,
             on_ready=on_ready,
-            say=say,
+            say=_say,
         )
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(_until_signals(server))
+
+
+def _say(line: str) -> None:
+    log.info("%s", line)
 
 
 def load_checked(
@@ -159,44 +163,55 @@ class Server:
         serving.on_refusal = self._reporter.note_refusal
         serving.on_ignored = metrics.count_ignored
         self._app = create_app(serving, metrics.route())
-        self._http = http_server(
-            Guard(
-                self._app,
-                keys=keys,
-                local_only=settings.is_loopback and not settings.uds,
-                origins=settings.allowed_origins,
-                open_paths=OPEN_PATHS if settings.metrics_key else OPEN_PATHS | {METRICS_PATH},
-                quiet_paths=frozenset(settings.disable_access_log_for_endpoints),
-                max_requests=settings.max_connections,
-                observe=metrics.observe_http,
-            ),
-            max_connections=settings.max_connections + KEPT_CONNECTIONS,
+        self._guard = Guard(
+            self._app,
+            keys=keys,
+            local_only=settings.is_loopback and not settings.uds,
+            origins=settings.allowed_origins,
+            open_paths=OPEN_PATHS if settings.metrics_key else OPEN_PATHS | {METRICS_PATH},
+            quiet_paths=frozenset(settings.disable_access_log_for_endpoints),
+            max_requests=settings.max_connections,
+            observe=metrics.observe_http,
+        )
+        http = http_server(
+            self._guard,
             keyfile=settings.ssl_keyfile,
             certfile=settings.ssl_certfile,
+            stall_seconds=settings.stream_stall_timeout,
         )
-        self._servers = [(self._http, listener)]
+        self._servers = [(http, listener)]
         if admin_listener is not None:
             self._servers.append((self._admin_http(), admin_listener))
         self._stopped = asyncio.Event()
-        self._num_stops = 0
+        self._num_signals = 0
+        self._is_loading = True
+
+    def drain(self) -> None:
+        """Finish what is open, and end; in the event loop. A second call does nothing."""
+        self._stopped.set()
 
     def stop(self) -> None:
-        """Drain and end; a second call does not wait for open requests. In the event loop."""
-        self._num_stops += 1
+        """The same for a signal: a second one does not wait for open requests."""
+        self._num_signals += 1
         self._stopped.set()
+
+    @property
+    def is_stuck(self) -> bool:
+        """Told twice to stop, and still in the middle of loading."""
+        return self._is_loading and self._num_signals > 1
 
     def _admin_http(self) -> HttpServer:
         """The admin routes. Whoever may open the unix socket needs no key."""
         settings = self._settings
         keys = read_keys((), "" if settings.admin_uds else settings.admin_api_key_file)
         guard = Guard(
-            create_admin_app(self.serving, self.stop),
+            create_admin_app(self.serving, self.drain),
             keys=KeyRing(keys),
             local_only=not settings.admin_uds,
             origins=(),
             open_paths=frozenset(),
         )
-        return http_server(guard, max_connections=KEPT_CONNECTIONS, keyfile="", certfile="")
+        return http_server(guard, keyfile="", certfile="")
 
     async def run(self) -> int:
         """Serve until `stop` or a failure; returns the exit code.
@@ -221,7 +236,7 @@ class Server:
             await self._reporter.end()
             for server, _ in self._servers:
                 server.should_exit = True
-                server.force_exit = self._num_stops > 1
+                server.force_exit = self._num_signals > 1
             if loading.exception() is None:
                 await loading.result().close()
             await asyncio.wait({http})
@@ -234,10 +249,15 @@ class Server:
 
     async def _load(self) -> AsyncLLM:
         reporter, metrics = self._reporter, self._reporter.metrics
-        llm = await asyncio.to_thread(self._load_engine, metrics.watch_executor)
+        try:
+            llm = await asyncio.to_thread(self._load_engine, metrics.watch_executor)
+        finally:
+            self._is_loading = False
         reporter.note_phase("load")
         engine = AsyncLLM(llm, on_step=metrics.on_step)
         try:
+            if self._stopped.is_set():
+                raise HeddleError("stopped while the model was loading")
             await warm_up(engine)
             reporter.note_phase("warm-up")
             url = url_of(self._settings, self._listener)
@@ -278,12 +298,22 @@ class Server:
         self.serving.drain("the server is stopping")
         self._say(f"stopping: {self.serving.num_open} open requests")
         end = time.monotonic() + self._settings.shutdown_timeout
-        while self.serving.num_open and time.monotonic() < end and self._num_stops < 2:
+        while self._is_busy() and time.monotonic() < end and self._num_signals < 2:
             await asyncio.sleep(0.02)
+
+    def _is_busy(self) -> bool:
+        """An answer is not made, or not sent."""
+        return bool(self.serving.num_open or self._guard.num_requests)
 
 
 async def _until_signals(server: Server) -> int:
     loop = asyncio.get_running_loop()
+
+    def hear() -> None:
+        server.stop()
+        if server.is_stuck:  # a thread loads and cannot be stopped; ranks end with this process
+            os._exit(INTERRUPTED)
+
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, server.stop)
+        loop.add_signal_handler(number, hear)
     return await server.run()

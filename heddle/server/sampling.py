@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -80,7 +79,6 @@ def sampling_params(
     """
     given = {name: getattr(asked, name) for name in _PLAIN_FIELDS}
     values = {**defaults, **{name: value for name, value in given.items() if value is not None}}
-    values.setdefault("seed", secrets.randbits(63))
     if asked.logit_bias is not None:
         values["logit_bias"] = _biases(asked.logit_bias)
     if asked.best_of is not None and asked.best_of > 1:

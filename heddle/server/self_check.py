@@ -63,7 +63,8 @@ def check_layout(config: EngineConfig, llm: LLM) -> float:
         NumericsError: it is above what rounding explains, or a token differs.
     """
     plan = llm.plan
-    longest = min(LONG_PROMPT, plan.scheduler.max_model_len - NUM_TOKENS)
+    usable = llm.driver.replicas[0].cache.usable_tokens
+    longest = max(min(LONG_PROMPT, plan.scheduler.max_model_len, usable // 2) - NUM_TOKENS, 1)
     lengths = {longest, min(2 * plan.parallel.prefill_context_parallel_size + 1, longest), 1}
     vocab_size = plan.model.vocab_size
     prompts = [[(7 * i + 3 * length) % vocab_size for i in range(length)] for length in lengths]

@@ -9,6 +9,7 @@ import json
 import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from enum import StrEnum
 from functools import cached_property, partial
 from pathlib import Path
@@ -36,6 +37,10 @@ from heddle.server.sse import wait_until_gone
 
 log = logging.getLogger("heddle.server")
 MAX_IGNORED_NAMES = 256
+MAX_NAME_CHARACTERS = 64
+"""Of a field that nobody knows, as it is remembered and logged."""
+SLOW_THREADS = 2
+"""That compile grammars at once; other requests have threads of their own."""
 Result = TypeVar("Result")
 
 
@@ -76,6 +81,7 @@ class Serving:
         self._engine: AsyncLLM | None = None
         self._door: Door | None = None
         self._ignored: set[str] = set()
+        self._slow = ThreadPoolExecutor(SLOW_THREADS, thread_name_prefix="heddle-grammar")
         self._defaults: dict[str, Any] = {}
         self._fingerprint = ""
 
@@ -255,12 +261,16 @@ class Serving:
         self._open.pop(job, None)
 
     def note_ignored(self, names: Sequence[str]) -> None:
-        """Fields of a request that nobody knows; each is logged once."""
-        for name in names:
+        """Fields of a request that nobody knows; each is logged once.
+
+        Of a request with very many of them the first ones tell enough.
+        """
+        for name in names[:MAX_IGNORED_NAMES]:
             self.on_ignored(name)
-            if name not in self._ignored and len(self._ignored) < MAX_IGNORED_NAMES:
-                self._ignored.add(name)
-                log.info("request field %s is not known here and is ignored", ascii(name)[:64])
+            shown = ascii(name[:MAX_NAME_CHARACTERS])
+            if shown not in self._ignored and len(self._ignored) < MAX_IGNORED_NAMES:
+                self._ignored.add(shown)
+                log.info("request field %s is not known here and is ignored", shown)
 
     # Requests.
 
@@ -304,14 +314,29 @@ class Serving:
                 for prompt in prompts
             ]
 
+        # A hostile grammar takes seconds: those wait for each other, and nobody else for them.
+        is_slow = params.structured_outputs is not None
+        loop = asyncio.get_running_loop()
         try:
-            prepared = await asyncio.to_thread(prepare)
+            prepared = await loop.run_in_executor(self._slow if is_slow else None, prepare)
             self._check_prompt_logprobs(params, prepared)
             job = self._let_in(prepared, deadline)
         except RequestError as refusal:
             raise from_request_error(refusal) from None
         self._open[job] = request_id
+        if self.config.enable_log_requests:
+            self._log_prompts(request_id, prompts, params)
         return job
+
+    def _log_prompts(
+        self, request_id: str, prompts: Sequence[PromptInput], params: SamplingParams
+    ) -> None:
+        most = self.config.max_log_len
+        for prompt in prompts:
+            shown = (
+                prompt.text[:most] if prompt.text is not None else (prompt.token_ids or ())[:most]
+            )
+            log.info("request %s: %r, %s", request_id, shown, params)
 
     def _let_in(self, prepared: Sequence[PreparedRequest], deadline: float | None) -> Job:
         """Queue all of them, if the queue has room for all."""
@@ -364,6 +389,7 @@ class Serving:
             return ApiError("the engine has failed", "engine_unavailable")
         if isinstance(error, HeddleError):
             return ApiError(f"not ready: {self.reason or 'closing'}", "engine_unavailable")
+        log.error("a fault of heddle in a stream", exc_info=error)
         return ApiError("internal error", "internal_error")
 
 
@@ -437,6 +463,8 @@ class Job:
         finally:
             for task in waiting:
                 task.cancel()
+                if task.done() and not task.cancelled():
+                    task.exception()  # seen, and of no use beside the one that is raised
 
     def _without_ended(self, index: int, output: RequestOutput) -> RequestOutput:
         """Leave out answers whose end was told before; the others go on."""

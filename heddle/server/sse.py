@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any
 
@@ -24,6 +25,7 @@ HEADERS = {
     "cache-control": "no-cache",
     "x-accel-buffering": "no",
 }
+log = logging.getLogger("heddle.server")
 DONE = b"data: [DONE]\n\n"
 
 
@@ -74,6 +76,8 @@ class EventStream:
         gone = asyncio.ensure_future(wait_until_gone(receive))
         try:
             await self._run(send, gone)
+        except ReaderStalled as stalled:
+            log.info("a stream is cut: %s", stalled)  # unfinished, so the connection is cut too
         finally:
             gone.cancel()
             await self._events.aclose()

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable
 from typing import Any
 
+from starlette.responses import JSONResponse
+
 from heddle.engine.outputs import CompletionOutput, RequestOutput, joined
 from heddle.server.errors import ApiError
 from heddle.server.requests import SamplingRequest, StreamOptions
@@ -29,6 +31,19 @@ def stream_options(asked: SamplingRequest) -> StreamOptions:
     if asked.stream_options is not None and not asked.stream:
         raise ApiError("stream_options needs stream: true", param="stream_options")
     return asked.stream_options or StreamOptions()
+
+
+async def written(make: Callable[[], dict[str, Any]], asked: SamplingRequest) -> JSONResponse:
+    """A whole answer as JSON. Log-probabilities of a long prompt are many megabytes: they are
+    written beside the event loop.
+
+    Args:
+        make: the document.
+        asked: the request.
+    """
+    if asked.prompt_logprobs is None:
+        return JSONResponse(make())
+    return await asyncio.to_thread(lambda: JSONResponse(make()))
 
 
 def event_stream(
@@ -104,6 +119,8 @@ async def _events(
         try:
             if options.include_progress:
                 async for report in _progress(job, waiting):
+                    if serving.config.hide_cached_tokens:
+                        del report["cached_tokens"]
                     yield chunk([], progress=report)
             while True:
                 try:

@@ -49,14 +49,17 @@ def test_the_keys_of_admins_are_no_keys_of_clients() -> None:
     ],
 )
 def test_numbers_have_their_ranges(name: str, most: int) -> None:
+    def settings(value: int) -> ServerConfig:
+        return ServerConfig(**{name: value, "admin_api_key_file": "f"})
+
     for value in (0, most):
-        assert getattr(ServerConfig(**{name: value}), name) == value
+        assert getattr(settings(value), name) == value
     for value, nearest in ((-1, 0), (most + 1, most)):
         with pytest.raises(ConfigError, match=rf"^{name}={value} is not legal") as caught:
-            ServerConfig(**{name: value})
+            settings(value)
         word = str(caught.value).rpartition("nearest: ")[2].rstrip(")")
         assert float(word) == nearest
-        ServerConfig(**{name: type(value)(float(word))})
+        settings(int(float(word)))
 
 
 @pytest.mark.parametrize("name", ["request_timeout", "shutdown_timeout"])
@@ -81,8 +84,15 @@ def test_a_certificate_has_a_key() -> None:
 
 def test_admin_routes_are_there_where_they_have_a_place() -> None:
     assert not ServerConfig().has_admin
-    assert ServerConfig(admin_port=1).has_admin
+    assert ServerConfig(admin_port=1, admin_api_key_file="f").has_admin
     assert ServerConfig(admin_uds="/run/a").has_admin
+
+
+def test_an_admin_port_is_locked() -> None:
+    with pytest.raises(ConfigError, match="needs --admin-api-key-file"):
+        ServerConfig(admin_port=1)
+    with pytest.raises(ConfigError, match="give one"):
+        ServerConfig(admin_port=1, admin_api_key_file="f", admin_uds="/run/a")
 
 
 def test_keys_come_from_the_setting_and_its_file(tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ def test_of_tokens_with_equal_text_the_likelier_is_told() -> None:
         chosen = entries[0][0]
         found = completion_logprobs([position(*entries)], [chosen], NAMES, 0)
         assert found["top_logprobs"] == [{"a": -1.0}]
-        assert found["token_logprobs"] == [dict((i, v) for i, v, _ in entries)[chosen]]
+        assert found["token_logprobs"] == [entries[0][1]]
     by_id = completion_logprobs([position((1, -3.0, 4), (6, -1.0, 1))], [1], AS_IDS, 0)
     assert by_id["top_logprobs"] == [{"token_id:1": -3.0, "token_id:6": -1.0}]
 

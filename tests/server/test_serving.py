@@ -3,61 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
-from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from starlette.requests import Request
 
-from heddle.config.sampling import SamplingParams
 from heddle.engine.async_llm import AsyncLLM
-from heddle.engine.inputs import PromptInput
 from heddle.errors import ConfigError, HeddleError, PromptTooLong, RankFailed, RequestError
 from heddle.server.config import ServerConfig
 from heddle.server.errors import ApiError
-from heddle.server.serving import MAX_IGNORED_NAMES, ClientGone, Job, Phase, Serving, while_there
-from tests.support.toy_engine import ToyLLM, greedy, toy_engine
-
-LIMIT = 60.0
-Body = Callable[[Serving, AsyncLLM, ToyLLM], Awaitable[None]]
-
-
-def run(body: Body, settings: dict[str, Any] | None = None, **config: Any) -> None:
-    async def bounded() -> None:
-        async with asyncio.timeout(LIMIT), toy_engine(**config) as (engine, llm):
-            serving = Serving(ServerConfig(**(settings or {})), "toy")
-            serving.begin(engine)
-            await body(serving, engine, llm)
-
-    asyncio.run(bounded())
-
-
-def prompts(*lengths: int) -> list[PromptInput]:
-    return [PromptInput(token_ids=(number + 2,) * length) for number, length in enumerate(lengths)]
-
-
-async def submit(
-    serving: Serving, *lengths: int, params: SamplingParams | None = None, **options: Any
-) -> Job:
-    return await serving.submit(prompts(*lengths), params or greedy(4), adapter=None, **options)
-
-
-def assert_no_tickets(serving: Serving) -> None:
-    door = serving._door
-    assert door is not None
-    assert (door.num_open_requests, door.num_open_tokens) == (0, 0)
-    assert (door.num_queued_requests, door.num_queued_tokens) == (0, 0)
+from heddle.server.serving import MAX_IGNORED_NAMES, ClientGone, Phase, Serving, while_there
+from tests.support.offered import assert_no_tickets, run_serving, submit_job
+from tests.support.toy_engine import ToyLLM
 
 
 def asked(**headers: str) -> Request:
     pairs = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
     return Request({"type": "http", "headers": pairs})
-
-
-# Life.
 
 
 def test_a_server_that_loads_says_so() -> None:
@@ -76,7 +39,7 @@ def test_each_phase_but_ready_takes_nothing() -> None:
         assert serving.engine is engine
         serving.drain("it is late")
         with pytest.raises(ApiError, match="not ready: it is late"):
-            await submit(serving, 3)
+            await submit_job(serving, 3)
         assert serving.running_engine is engine
         assert serving.plan is llm.plan, "facts are told still"
         serving.fail("it broke")
@@ -84,26 +47,23 @@ def test_each_phase_but_ready_takes_nothing() -> None:
         assert (serving.phase, serving.reason) == (Phase.FAILED, "it broke")
         assert_no_tickets(serving)
 
-    run(body)
+    run_serving(body)
 
 
 def test_a_failed_engine_is_seen_by_looking() -> None:
     async def body(serving: Serving, engine: AsyncLLM, llm: ToyLLM) -> None:
         llm.executor.failure = RankFailed("rank 1 was killed")
-        job = await submit(serving, 3)
+        job = await submit_job(serving, 3)
         with job, pytest.raises(RankFailed, match="rank 1"):
             await job.whole()
         assert serving.look() is Phase.FAILED
         with pytest.raises(ApiError) as caught:
-            await submit(serving, 3)
+            await submit_job(serving, 3)
         assert caught.value.code == "engine_unavailable"
         assert "rank" not in caught.value.message
         assert_no_tickets(serving)
 
-    run(body)
-
-
-# Facts.
+    run_serving(body)
 
 
 def test_sizes_are_those_of_the_pool_and_the_window() -> None:
@@ -113,12 +73,12 @@ def test_sizes_are_those_of_the_pool_and_the_window() -> None:
         assert serving.longest_prompt == 32 * 4
         assert serving.max_body_bytes == 8 * 256 + 65536
 
-    run(body, num_blocks=33)
+    run_serving(body, num_blocks=33)
 
     async def small(serving: Serving, engine: AsyncLLM, llm: ToyLLM) -> None:
         assert serving.longest_prompt == 15
 
-    run(small, max_model_len=16)
+    run_serving(small, max_model_len=16)
 
 
 def test_names_stand_for_the_model_or_nobody() -> None:
@@ -131,7 +91,7 @@ def test_names_stand_for_the_model_or_nobody() -> None:
         assert caught.value.code == "model_not_found"
         assert "SECRET" not in caught.value.message
 
-    run(body, {"served_model_name": ("a", "b")})
+    run_serving(body, {"served_model_name": ("a", "b")})
 
 
 def test_the_fingerprint_tells_layouts_and_defaults_apart() -> None:
@@ -141,7 +101,7 @@ def test_the_fingerprint_tells_layouts_and_defaults_apart() -> None:
         found.append(serving.fingerprint)
 
     for seed in (0, 0, 1):
-        run(body, seed=seed)
+        run_serving(body, seed=seed)
     assert found[0] == found[1] != found[2]
     assert found[0].startswith("heddle-")
 
@@ -151,7 +111,7 @@ def test_a_model_without_a_tokenizer_says_what_is_left() -> None:
         with pytest.raises(ApiError, match="no tokenizer; pass token ids"):
             serving.need_tokenizer()
 
-    run(body)
+    run_serving(body)
 
 
 @pytest.mark.parametrize("text", ["[1]", "3", "{", "[" * 100_000])
@@ -186,9 +146,6 @@ def test_unknown_fields_are_logged_once_and_not_without_end(
     assert len(caplog.messages) == MAX_IGNORED_NAMES
 
 
-# Requests.
-
-
 @pytest.mark.parametrize(
     ("setting", "header", "seconds"),
     [
@@ -214,7 +171,7 @@ def test_the_shorter_time_limit_counts(
             assert found is not None
             assert before + seconds <= found <= after + seconds
 
-    run(body, {"request_timeout": setting})
+    run_serving(body, {"request_timeout": setting})
 
 
 @pytest.mark.parametrize("text", ["", "0", "-1", "1.5", "x", "1e3", "\u0661"])
@@ -242,152 +199,6 @@ def test_clients_are_told_what_concerns_them(error: Exception, status: int, word
     assert words in told.message
     assert "secret" not in told.message
     assert "host x" not in told.message
-
-
-def test_all_prompts_of_a_request_come_back_in_order() -> None:
-    async def body(serving: Serving, engine: AsyncLLM, llm: ToyLLM) -> None:
-        job = await submit(serving, 40, 1, 9)
-        assert serving.num_open == 1
-        with job:
-            outputs = await job.whole()
-        assert [len(output.prompt_token_ids) for output in outputs] == [40, 1, 9]
-        assert all(output.finished for output in outputs)
-        assert serving.num_open == 0
-        assert_no_tickets(serving)
-
-    run(body)
-
-
-def test_one_bad_prompt_refuses_all_of_them() -> None:
-    async def body(serving: Serving, engine: AsyncLLM, llm: ToyLLM) -> None:
-        with pytest.raises(ApiError) as caught:
-            await submit(serving, 3, 400, 3)
-        assert caught.value.code == "context_length_exceeded"
-        await engine.call(lambda: None)
-        assert not llm.driver.has_work
-        assert serving.num_open == 0
-        assert_no_tickets(serving)
-
-    run(body)
-
-
-def test_a_full_queue_takes_all_prompts_or_none() -> None:
-    async def body(serving: Serving, engine: AsyncLLM, llm: ToyLLM) -> None:
-        llm.executor.shut()
-        with await submit(serving, 3), pytest.raises(ApiError) as caught:
-            await submit(serving, 3, 3, 3)
-        assert caught.value.status == 429
-        assert 1 <= int(caught.value.headers["Retry-After"]) <= 60
-        llm.executor.open()
-        assert_no_tickets(serving)
-        with await submit(serving, 3, 3) as job:
-            assert len(await job.whole()) == 2
-        assert llm.driver.counters.totals()["requests_length"] == 2
-
-    run(body, max_num_queued_reqs=2, max_num_seqs=1)
-
-
-def test_a_prompt_whose_values_are_asked_for_has_a_length() -> None:
-    async def body(serving: Serving, engine: AsyncLLM, llm: ToyLLM) -> None:
-        params = greedy(1, prompt_logprobs=1)
-        with pytest.raises(ApiError, match="at most 5 here") as caught:
-            await submit(serving, 6, params=params)
-        assert caught.value.param == "prompt_logprobs"
-        with await submit(serving, 5, params=params) as job:
-            (output,) = await job.whole()
-        assert output.prompt_logprobs is not None
-        with await submit(serving, 6) as job:
-            await job.whole()
-
-    run(body, {"max_prompt_logprobs_tokens": 5})
-
-
-def test_leaving_a_request_aborts_what_is_open() -> None:
-    async def body(serving: Serving, engine: AsyncLLM, llm: ToyLLM) -> None:
-        with await submit(serving, 3, 4, params=greedy(200)) as job:
-            news = job.news()
-            index, output = await anext(news)
-            assert not output.finished
-            await news.aclose()
-        await engine.call(lambda: None)
-        assert not llm.driver.has_work
-        assert llm.driver.counters.totals()["requests_abort"] == 2
-        assert_no_tickets(serving)
-
-    run(body)
-
-
-def test_a_request_ends_at_its_time_limit() -> None:
-    async def body(serving: Serving, engine: AsyncLLM, llm: ToyLLM) -> None:
-        llm.executor.shut()
-        now = asyncio.get_running_loop().time()
-        with (
-            await submit(serving, 3, deadline=now + 0.05) as job,
-            pytest.raises(ApiError) as caught,
-        ):
-            await job.whole()
-        assert caught.value.code == "request_timeout"
-        assert asyncio.get_running_loop().time() >= now + 0.05
-
-    run(body)
-
-
-def test_an_answer_that_has_ended_is_told_once() -> None:
-    """Answers of one request end at different steps; later news leave out those that have."""
-
-    async def body(serving: Serving, engine: AsyncLLM, llm: ToyLLM) -> None:
-        params = greedy(60, n=4, temperature=1.0, seed=3, ignore_eos=False)
-        endings: list[int] = []
-        tokens = 0
-        with await submit(serving, 3, params=params) as job:
-            async for _, output in job.news():
-                tokens += sum(len(answer.token_ids) for answer in output.outputs)
-                assert not {answer.index for answer in output.outputs} & set(endings)
-                endings += [a.index for a in output.outputs if a.finish_reason is not None]
-        assert sorted(endings) == [0, 1, 2, 3]
-        assert tokens == llm.driver.counters.totals()["generation_tokens"]
-
-    run(body)
-
-
-def test_a_failure_of_all_streams_is_told_once_and_leaves_no_noise() -> None:
-    noise: list[Any] = []
-
-    async def body(serving: Serving, engine: AsyncLLM, llm: ToyLLM) -> None:
-        asyncio.get_running_loop().set_exception_handler(lambda _, context: noise.append(context))
-        llm.executor.shut()
-        with await submit(serving, 3, 4, 5) as job:
-            waiting = asyncio.ensure_future(job.whole())
-            while not llm.driver.has_work:
-                await asyncio.sleep(0.001)
-            llm.executor.failure = RankFailed("gone")
-            llm.executor.open()
-            with pytest.raises(RankFailed, match="gone"):
-                await waiting
-
-    run(body)
-    gc.collect()
-    assert noise == []
-
-
-def test_how_far_a_request_is_is_told_in_words() -> None:
-    async def body(serving: Serving, engine: AsyncLLM, llm: ToyLLM) -> None:
-        llm.executor.shut()
-        with await submit(serving, 40, params=greedy(3)) as job:
-            with await submit(serving, 20, params=greedy(3)) as late:
-                assert job.progress_text() == "waiting"
-                for text in ("prefill 16/40", "prefill 32/40"):
-                    llm.executor.let(1)
-                    while job.progress_text() != text:
-                        await asyncio.sleep(0.001)
-                assert late.progress_text() == "waiting, 0 ahead"
-            llm.executor.open()
-            await job.whole()
-
-    run(body, max_num_batched_tokens=16, max_num_seqs=1)
-
-
-# Clients that leave.
 
 
 class Client:

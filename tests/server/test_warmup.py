@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from heddle.config import ParallelConfig
+from heddle.engine.inputs import PromptInput
 from heddle.errors import RankFailed, RequestError
 from heddle.server.warmup import warm_up
 from heddle.step.batch import GlobalBatch, ScheduledRequest
-from tests.support.toy_engine import ToyLLM, toy_engine
+from tests.support.toy_engine import ToyLLM, greedy, toy_engine
 
 
 def warm(fail: BaseException | None = None, **config: Any) -> ToyLLM:
@@ -87,14 +88,20 @@ def test_nothing_of_it_is_left() -> None:
     cache = llm.driver.replicas[0].cache
     assert cache.num_available_blocks == cache.num_usable_blocks
 
-    async def ask_again() -> int:
+    async def ask_again() -> list[int]:
         async with toy_engine() as (engine, _):
             await warm_up(engine)
-            async for output in engine.generate([1] * 40):
-                cached = output.num_cached_tokens
-            return cached
+            prompts = [
+                PromptInput(token_ids=(1,) * 40, cache_salt=f"warm-up {number}")
+                for number in range(3)
+            ]
+            return [
+                output.num_cached_tokens
+                for prompt in prompts
+                async for output in engine.generate(prompt, greedy(1))
+            ]
 
-    assert asyncio.run(ask_again()) == 0
+    assert asyncio.run(ask_again()) == [0, 0, 0]
 
 
 def test_a_rank_that_fails_is_told() -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -11,10 +12,11 @@ from heddle.config import SamplingParams
 from heddle.config.sampling import RequestOutputKind
 from heddle.engine.async_llm import AsyncLLM, Stream
 from heddle.engine.driver import Driver
+from heddle.engine.executors.base import Executor
 from heddle.engine.inputs import PromptInput
 from heddle.engine.tokenizer import Tokenizer
 from heddle.step.batch import RankReply
-from tests.support.fake_executor import FakeExecutor, resolved_config
+from tests.support.fake_executor import VOCAB_SIZE, FakeExecutor, resolved_config, toy_logits
 
 GATE_SECONDS = 120.0
 """After which a step that nobody lets through fails its test instead of blocking it."""
@@ -60,11 +62,17 @@ class GatedExecutor(FakeExecutor):
 class ToyLLM:
     """What `AsyncLLM` and the server ask of a loaded model."""
 
-    def __init__(self, tokenizer: Tokenizer | None = None, **config: Any) -> None:
-        is_poisoned = config.pop("is_poisoned", lambda tokens: False)
+    def __init__(
+        self,
+        *,
+        tokenizer: Tokenizer | None = None,
+        is_poisoned: Callable[[Sequence[int]], bool] = lambda tokens: False,
+        watch: Callable[[Executor], Executor] = lambda executor: executor,
+        **config: Any,
+    ) -> None:
         self.plan = resolved_config(**config)
         self.executor = GatedExecutor(self.plan, is_poisoned=is_poisoned)
-        self.driver = Driver(self.plan, self.executor, tokenizer)
+        self.driver = Driver(self.plan, watch(self.executor), tokenizer)
         self.num_closed = 0
 
     def get_tokenizer(self) -> Tokenizer | None:
@@ -103,3 +111,40 @@ def submit(engine: AsyncLLM, tokens: list[int], params: SamplingParams | None = 
     """Queue a prompt of token ids."""
     prompt = PromptInput(token_ids=tuple(tokens))
     return engine.submit(engine.prepare(prompt, params or greedy()))
+
+
+def run_engine(test: Callable[[AsyncLLM, ToyLLM], Any], **config: Any) -> None:
+    """Run a test of an engine in an event loop of its own."""
+
+    async def body() -> None:
+        async with asyncio.timeout(GATE_SECONDS), toy_engine(**config) as (engine, llm):
+            await test(engine, llm)
+
+    asyncio.run(body())
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    """Wait for something that another thread does."""
+    while not condition():
+        await asyncio.sleep(0.001)
+
+
+async def ids_of(stream: Stream) -> list[int]:
+    """All tokens of its only answer."""
+    return [token async for output in stream for token in output.outputs[0].token_ids]
+
+
+def continued(prompt: list[int], count: int) -> list[int]:
+    """What the toy model says, without any engine."""
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(int(toy_logits(tokens, VOCAB_SIZE).argmax()))
+    return tokens[len(prompt) :]
+
+
+def assert_empty(llm: ToyLLM) -> None:
+    """Nothing is open, and every block is free or cached."""
+    cache = llm.driver.replicas[0].cache
+    assert not llm.driver.has_work
+    assert cache.num_available_blocks == cache.num_usable_blocks
+    llm.driver.audit()

@@ -65,6 +65,7 @@ class Matcher:
         self._consumed: list[int] = []
         self._has_text = False
         self._is_done = False
+        self._was_renewed = False
 
     @property
     def permitted(self) -> Permitted:
@@ -104,6 +105,10 @@ class Matcher:
         return self._inner.consume_tokens(list(ids)) or self._start_anew()
 
     def _start_anew(self) -> bool:
+        """Once for an answer: what meets the limits again would meet them at every token."""
+        if self._was_renewed:
+            return False
+        self._was_renewed = True
         try:
             self._inner = self._create()
         except RequestError:
