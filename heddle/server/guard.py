@@ -28,6 +28,7 @@ OPEN_PATHS = frozenset(("/health", "/ready", "/ping"))
 PROBES = OPEN_PATHS | {"/metrics"}
 """Asked for every few seconds: their lines are for debugging."""
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+MAX_LOGGED_PATH = 100
 EXPOSED_HEADERS = "x-request-id, retry-after, retry-after-ms, x-should-retry"
 """That pages of allowed origins may read."""
 access_log = logging.getLogger("heddle.access")
@@ -185,7 +186,7 @@ class Guard:
                 logging.DEBUG if path in PROBES else logging.INFO,
                 "%s %s %d %.3f s %s",
                 scope["method"],
-                path,
+                path if route is not None else ascii(scope["path"])[:MAX_LOGGED_PATH],
                 status,
                 seconds,
                 request_id,

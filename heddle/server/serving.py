@@ -242,7 +242,9 @@ class Serving:
         if model in adapters:
             return model
         known = ", ".join((*self.names, *adapters)[:10])
-        raise ApiError(f"the model does not exist; models here: {known}", "model_not_found")
+        raise ApiError(
+            f"the model does not exist; models here: {known}", "model_not_found", param="model"
+        )
 
     @property
     def num_open(self) -> int:
@@ -388,7 +390,7 @@ class Serving:
         if isinstance(error, RankFailed):
             return ApiError("the engine has failed", "engine_unavailable")
         if isinstance(error, HeddleError):
-            return ApiError(f"not ready: {self.reason or 'closing'}", "engine_unavailable")
+            return ApiError("the server stopped before the answer ended", "engine_unavailable")
         log.error("a fault of heddle in a stream", exc_info=error)
         return ApiError("internal error", "internal_error")
 
@@ -484,8 +486,8 @@ class Job:
     def progress_text(self) -> str:
         """For a comment line: how much of the prompts is computed."""
         known = [stream.progress for stream in self.streams if stream.progress is not None]
-        if not known:
-            return "waiting"
+        if not known:  # no step has ended since it came
+            return f"prefill 0/{sum(len(stream.prepared.prompt.ids) for stream in self.streams)}"
         done, total = sum(p.num_computed for p in known), sum(p.num_total for p in known)
         ahead = max(p.num_ahead for p in known)
         if not any(p.is_running for p in known):

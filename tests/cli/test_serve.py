@@ -1,4 +1,4 @@
-"""`heddle serve` as a process: ready, served, drained, gone; and what it refuses before it starts."""
+"""`heddle serve` as a process: ready, drained, gone; and what it refuses before it starts."""
 
 from __future__ import annotations
 

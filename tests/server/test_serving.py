@@ -189,7 +189,7 @@ def test_a_time_limit_is_a_whole_number_above_zero(text: str) -> None:
         (PromptTooLong("long", "context_length_exceeded"), 400, "long"),
         (RequestError("bad", "generation_failed"), 500, "bad"),
         (RankFailed("rank 1 on host x"), 503, "the engine has failed"),
-        (HeddleError("closed"), 503, "not ready"),
+        (HeddleError("closed"), 503, "the server stopped before"),
         (ZeroDivisionError("/secret/path"), 500, "internal error"),
     ],
 )

@@ -147,7 +147,7 @@ def test_how_far_a_request_is_is_told_in_words() -> None:
         llm.executor.shut()
         with await submit_job(serving, 40, params=greedy(3)) as job:
             with await submit_job(serving, 20, params=greedy(3)) as late:
-                assert job.progress_text() == "waiting"
+                assert job.progress_text() == "prefill 0/40"
                 for text in ("prefill 16/40", "prefill 32/40"):
                     llm.executor.let(1)
                     while job.progress_text() != text:
