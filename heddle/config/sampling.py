@@ -20,6 +20,8 @@ MAX_CHOICES = 16
 """Largest `n`."""
 MAX_LOGPROBS = 20
 """Largest number of alternatives per position."""
+MIN_REPETITION = 1e-30
+"""Smallest repetition penalty, and the largest is one over it: float32 logits stay finite."""
 GREEDY_TEMPERATURE = 1e-5
 """A temperature below this picks the most likely token."""
 
@@ -208,8 +210,9 @@ def _check_numbers(params: SamplingParams) -> None:
         raise _refusal("top_p", top_p, "above 0 and at most 1", 1.0)
     _set(params, "top_p", top_p)
     repetition = _finite("repetition_penalty", params.repetition_penalty)
-    if repetition <= 0.0:
-        raise _refusal("repetition_penalty", repetition, "above 0 (1 is off)", 1.0)
+    if not MIN_REPETITION <= repetition <= 1 / MIN_REPETITION:
+        rule = f"in {MIN_REPETITION:g}..{1 / MIN_REPETITION:g} (1 is off)"
+        raise _refusal("repetition_penalty", repetition, rule, 1.0)
     _set(params, "repetition_penalty", repetition)
 
 

@@ -96,6 +96,8 @@ def prepare_request(
     )
     if params.stop and tokenizer is None:
         raise RequestError("stop strings need a tokenizer, and this model has none")
+    if not -(2**63) <= priority < 2**63:
+        raise RequestError("priority is not legal; must fit into 64 bits")
     if pin_seconds is not None:
         _check_pin(pin_seconds, resolved.cache.max_pinned_tokens)
     room = resolve_room(

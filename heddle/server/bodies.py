@@ -90,7 +90,7 @@ def _misfit(error: msgspec.ValidationError) -> ApiError:
     """Types and place, without the value."""
     text = str(error)
     place = _PLACE.search(text)
-    path = place["path"].lstrip(".") if place else ""
+    path = re.sub(r"\[(\d+)\]", r".\1", place["path"]).lstrip(".") if place else ""
     if missing := re.search(r"missing required field `(\w+)`", text):
         path = f"{path}.{missing[1]}".lstrip(".")
     message = _PLACE.sub("", text).replace("Object missing", "missing")

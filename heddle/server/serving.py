@@ -363,9 +363,10 @@ class Serving:
         seconds = self.config.request_timeout
         text = request.headers.get("x-request-timeout-ms")
         if text is not None:
-            if not (text.isascii() and text.isdecimal() and int(text[:12]) > 0):
+            digits = text.lstrip("0")[:12]
+            if not (text.isascii() and text.isdecimal() and digits):
                 raise ApiError("X-Request-Timeout-Ms is a whole number of milliseconds above 0")
-            asked = int(text[:12]) / 1e3
+            asked = int(digits) / 1e3
             seconds = min(seconds, asked) if seconds else asked
         return asyncio.get_running_loop().time() + seconds if seconds else None
 

@@ -157,8 +157,9 @@ def test_others_do_not_wait_for_slow_grammars(
 
 
 def test_a_reader_that_takes_nothing_loses_its_connection(tmp_path: Path) -> None:
+    # Its answer of 9 MB is more than the system keeps for a reader.
     body = json.dumps(
-        {"prompt": ["a" * 200] * 4, "n": 16, "max_tokens": 1, "logprobs": 20, "echo": True}
+        {"prompt": ["a" * 200] * 2, "n": 16, "max_tokens": 1, "prompt_logprobs": 20}
     ).encode()
     request = (
         "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -171,9 +172,9 @@ def test_a_reader_that_takes_nothing_loses_its_connection(tmp_path: Path) -> Non
         reader.sendall(request.encode() + body)
         server = served.server._servers[0][0]
         wait_until(lambda: not server.server_state.connections)
-        head, _, found = read_all(reader).partition(b"\r\n\r\n")
+        head = reader.recv(4096)
     (length,) = re.findall(rb"content-length: (\d+)", head)
-    assert len(found) < int(length)  # nobody takes it for a whole answer
+    assert int(length) > 8 << 20
 
 
 def read_all(connection: socket.socket) -> bytes:

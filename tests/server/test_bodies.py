@@ -140,8 +140,8 @@ def test_the_last_of_two_equal_names_counts() -> None:
     ("body", "param", "words"),
     [
         ({}, "messages", "missing required field"),
-        ({"messages": [{"content": "a"}]}, "messages[0].role", "missing required field"),
-        ({"messages": [{"role": "SECRET"}]}, "messages[0].role", "none of those"),
+        ({"messages": [{"content": "a"}]}, "messages.0.role", "missing required field"),
+        ({"messages": [{"role": "SECRET"}]}, "messages.0.role", "none of those"),
         ({"messages": [], "tool_choice": "SECRET"}, "tool_choice", "none of those"),
         ({"messages": [], "temperature": "SECRET"}, "temperature", "`float | null`, got `str`"),
         ({"messages": [], "logit_bias": {"SECRET": "SECRET"}}, "logit_bias[...]", "got `str`"),
