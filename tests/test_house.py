@@ -183,6 +183,7 @@ def test_the_commands_are_these():
 
 
 TESTED_ELSEWHERE = {
+    "heddle.server.job": "server/test_serving_requests.py",
     # Formats of tool calls are tables for one reader.
     "heddle.server.pieces": "server/test_tool_parsers.py",
     "heddle.server.tool_parsers.call_object": "server/test_tool_parsers.py",

@@ -17,8 +17,9 @@ from heddle.server import facts
 from heddle.server.chat import create_chat_completion
 from heddle.server.completions import create_completion
 from heddle.server.errors import ApiError
+from heddle.server.job import ClientGone
 from heddle.server.openapi import openapi
-from heddle.server.serving import ClientGone, Serving
+from heddle.server.serving import Serving
 
 log = logging.getLogger("heddle.server")
 NOT_BUILT = (

@@ -12,12 +12,13 @@ from heddle.engine.outputs import CompletionOutput, RequestOutput
 from heddle.server.bodies import decode_body, read_body
 from heddle.server.conversation import conversation_prompt
 from heddle.server.errors import ApiError
+from heddle.server.job import Job, while_there
 from heddle.server.logprobs import TokenNames, chat_logprobs, prompt_logprobs_of
 from heddle.server.pieces import CallArguments, CallBegins, Content, Piece, Reasoning
 from heddle.server.prompts import answer_name, check_salt
 from heddle.server.requests import ChatRequest
 from heddle.server.sampling import check_logprobs, sampling_params
-from heddle.server.serving import Job, Serving, while_there
+from heddle.server.serving import Serving
 from heddle.server.streaming import HeldAnswers, event_stream, stream_options, written
 from heddle.server.tools import ToolUse, plan_tools
 from heddle.server.usage import Envelope, Usage

@@ -10,11 +10,12 @@ from starlette.requests import Request
 from heddle.engine.outputs import CompletionOutput, PositionLogprobs, RequestOutput
 from heddle.server.bodies import decode_body, read_body
 from heddle.server.errors import ApiError
+from heddle.server.job import Job, while_there
 from heddle.server.logprobs import TokenNames, completion_logprobs, prompt_logprobs_of
 from heddle.server.prompts import answer_name, check_salt, parse_prompts, prompt_input
 from heddle.server.requests import CompletionRequest
 from heddle.server.sampling import check_logprobs, sampling_params
-from heddle.server.serving import Job, Serving, while_there
+from heddle.server.serving import Serving
 from heddle.server.streaming import HeldAnswers, event_stream, stream_options, written
 from heddle.server.usage import Envelope, Usage
 

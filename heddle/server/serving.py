@@ -3,37 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import hashlib
 import json
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from enum import StrEnum
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from starlette.requests import Request
 
 from heddle import __version__
 from heddle.config.engine import ResolvedConfig
 from heddle.config.sampling import SamplingParams
-from heddle.engine.async_llm import AsyncLLM, Stream
+from heddle.engine.async_llm import AsyncLLM
 from heddle.engine.inputs import PromptInput
 from heddle.engine.llm import LLM
-from heddle.engine.outputs import RequestOutput
 from heddle.engine.prepared import PreparedRequest
 from heddle.engine.tokenizer import Tokenizer
 from heddle.errors import ConfigError, HeddleError, RankFailed, RequestError
 from heddle.scheduler.door import Door, Ticket
 from heddle.server.config import ServerConfig
 from heddle.server.errors import ApiError, from_request_error
+from heddle.server.job import Job
 from heddle.server.prompts import truncated
 from heddle.server.requests import SamplingRequest
 from heddle.server.sampling import model_defaults
-from heddle.server.sse import wait_until_gone
 
 log = logging.getLogger("heddle.server")
 MAX_IGNORED_NAMES = 256
@@ -41,7 +39,6 @@ MAX_NAME_CHARACTERS = 64
 """Of a field that nobody knows, as it is remembered and logged."""
 SLOW_THREADS = 2
 """That compile grammars at once; other requests have threads of their own."""
-Result = TypeVar("Result")
 
 
 class Phase(StrEnum):
@@ -51,10 +48,6 @@ class Phase(StrEnum):
     READY = "ready"
     DRAINING = "draining"
     FAILED = "failed"
-
-
-class ClientGone(Exception):
-    """Nobody waits for the answer any more."""
 
 
 class Serving:
@@ -258,7 +251,7 @@ class Serving:
             job.give_up()
         return len(found)
 
-    def leave(self, job: Job) -> None:
+    def _leave(self, job: Job) -> None:
         """It is open no longer."""
         self._open.pop(job, None)
 
@@ -352,7 +345,14 @@ class Serving:
             for ticket in tickets:
                 self._door.take_back(ticket)
             raise
-        return Job(self, streams, tickets, self._door, deadline)
+        return Job(
+            streams,
+            tickets,
+            engine=self.engine,
+            door=self._door,
+            deadline=deadline,
+            leave=self._leave,
+        )
 
     def deadline(self, request: Request) -> float | None:
         """When to give a request up, by its header `X-Request-Timeout-Ms` or by the setting.
@@ -396,124 +396,5 @@ class Serving:
         return ApiError("internal error", "internal_error")
 
 
-class Job:
-    """The prompts of one HTTP request, in the engine. Leaving it aborts what is open."""
-
-    def __init__(
-        self,
-        serving: Serving,
-        streams: Sequence[Stream],
-        tickets: Sequence[Ticket],
-        door: Door,
-        deadline: float | None,
-    ) -> None:
-        self.streams = tuple(streams)
-        self._tickets, self._door = tickets, door
-        for stream, ticket in zip(streams, tickets, strict=True):
-            stream.on_start = partial(door.started, ticket)
-        self._deadline = deadline
-        self._ended: set[tuple[int, int]] = set()
-        self._given_up = asyncio.get_running_loop().create_future()
-        self._serving = serving
-        self._engine = serving.engine
-
-    def __enter__(self) -> Job:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._serving.leave(self)
-        for stream, ticket in zip(self.streams, self._tickets, strict=True):
-            self._engine.abort(stream)
-            self._door.left(ticket)
-
-    def give_up(self) -> None:
-        """Let `news` end with an error: the operator wants it."""
-        if not self._given_up.done():
-            self._given_up.set_result(None)
-
-    async def news(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
-        """(index of the prompt, output) as they come, until all have ended.
-
-        Raises:
-            RequestError: one of them failed; the others are of no use any more.
-            ApiError: the deadline has passed, or the operator has ended it.
-        """
-        loop = asyncio.get_running_loop()
-        waiting: dict[asyncio.Future[RequestOutput], int] = {
-            asyncio.ensure_future(anext(stream)): index for index, stream in enumerate(self.streams)
-        }
-        try:
-            while waiting:
-                left = None if self._deadline is None else max(self._deadline - loop.time(), 0)
-                either: set[asyncio.Future[Any]] = {*waiting, self._given_up}
-                await asyncio.wait(either, timeout=left, return_when=asyncio.FIRST_COMPLETED)
-                if self._given_up.done():
-                    raise ApiError(
-                        "the operator has ended this request",
-                        "engine_unavailable",
-                        headers={"x-should-retry": "false"},
-                    )
-                if left == 0:
-                    raise ApiError("the time limit of the request has passed", "request_timeout")
-                for done in [task for task in waiting if task.done()]:
-                    index = waiting.pop(done)
-                    output = done.result()
-                    if output.error is not None:
-                        raise output.error
-                    if not output.finished:
-                        waiting[asyncio.ensure_future(anext(self.streams[index]))] = index
-                    yield index, self._without_ended(index, output)
-        finally:
-            for task in waiting:
-                task.cancel()
-                if task.done() and not task.cancelled():
-                    task.exception()  # seen, and of no use beside the one that is raised
-
-    def _without_ended(self, index: int, output: RequestOutput) -> RequestOutput:
-        """Leave out answers whose end was told before; the others go on."""
-        open_answers = tuple(
-            answer for answer in output.outputs if (index, answer.index) not in self._ended
-        )
-        self._ended |= {
-            (index, answer.index) for answer in open_answers if answer.finish_reason is not None
-        }
-        return dataclasses.replace(output, outputs=open_answers)
-
-    async def whole(self) -> list[RequestOutput]:
-        """The last output of each prompt, in order."""
-        found = {index: output async for index, output in self.news() if output.finished}
-        return [found[index] for index in range(len(self.streams))]
-
-    def progress_text(self) -> str:
-        """For a comment line: how much of the prompts is computed."""
-        known = [stream.progress for stream in self.streams if stream.progress is not None]
-        if not known:  # no step has ended since it came
-            return f"prefill 0/{sum(len(stream.prepared.prompt.ids) for stream in self.streams)}"
-        done, total = sum(p.num_computed for p in known), sum(p.num_total for p in known)
-        ahead = max(p.num_ahead for p in known)
-        if not any(p.is_running for p in known):
-            return f"waiting, {ahead} ahead"
-        return f"prefill {done}/{total}" if done < total else "decoding"
-
-
 def _unheard(*_: object) -> None:
     """Nobody listens."""
-
-
-async def while_there(request: Request, work: Awaitable[Result]) -> Result:
-    """The result of some work, given up when the client leaves.
-
-    Raises:
-        ClientGone: it has left.
-    """
-    task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(wait_until_gone(request.receive))
-    try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ClientGone
-        return task.result()
-    finally:
-        for each in (task, gone):
-            each.cancel()
-        await asyncio.wait({task, gone})

@@ -10,8 +10,9 @@ from starlette.responses import JSONResponse
 
 from heddle.engine.outputs import CompletionOutput, RequestOutput, joined
 from heddle.server.errors import ApiError
+from heddle.server.job import Job
 from heddle.server.requests import SamplingRequest, StreamOptions
-from heddle.server.serving import Job, Serving
+from heddle.server.serving import Serving
 from heddle.server.sse import DONE, EventStream, event
 from heddle.server.usage import Envelope, Usage
 

@@ -17,7 +17,8 @@ from heddle.server.app import CLIENT_CLOSED, NOT_BUILT, create_app
 from heddle.server.config import ServerConfig
 from heddle.server.errors import ApiError
 from heddle.server.guard import Guard, KeyRing
-from heddle.server.serving import ClientGone, Serving
+from heddle.server.job import ClientGone
+from heddle.server.serving import Serving
 
 
 def ask(path: str, method: str = "GET", error: BaseException | None = None) -> httpx2.Response:

@@ -13,7 +13,8 @@ from heddle.engine.async_llm import AsyncLLM
 from heddle.errors import ConfigError, HeddleError, PromptTooLong, RankFailed, RequestError
 from heddle.server.config import ServerConfig
 from heddle.server.errors import ApiError
-from heddle.server.serving import MAX_IGNORED_NAMES, ClientGone, Phase, Serving, while_there
+from heddle.server.job import ClientGone, while_there
+from heddle.server.serving import MAX_IGNORED_NAMES, Phase, Serving
 from tests.support.offered import assert_no_tickets, run_serving, submit_job
 from tests.support.toy_engine import ToyLLM
 

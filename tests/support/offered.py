@@ -10,7 +10,8 @@ from heddle.config.sampling import SamplingParams
 from heddle.engine.async_llm import AsyncLLM
 from heddle.engine.inputs import PromptInput
 from heddle.server.config import ServerConfig
-from heddle.server.serving import Job, Serving
+from heddle.server.job import Job
+from heddle.server.serving import Serving
 from tests.support.toy_engine import ToyLLM, greedy, toy_engine
 
 LIMIT = 60.0
