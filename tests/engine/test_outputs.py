@@ -16,6 +16,8 @@ REQUEST_FIELDS = [
     "finished",
     "metrics",
     "num_cached_tokens",
+    "no_hit_reason",
+    "num_pinned_tokens",
     "error",
 ]
 COMPLETION_FIELDS = [

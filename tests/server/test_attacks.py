@@ -171,6 +171,7 @@ def test_a_reader_that_takes_nothing_loses_its_connection(tmp_path: Path) -> Non
         reader.connect((host, int(port)))
         reader.sendall(request.encode() + body)
         server = served.server._servers[0][0]
+        wait_until(lambda: server.server_state.connections)
         wait_until(lambda: not server.server_state.connections)
         head = reader.recv(4096)
     (length,) = re.findall(rb"content-length: (\d+)", head)
