@@ -18,10 +18,9 @@ from typing import Any, NoReturn
 from heddle.cli.config_file import read_config, words_of
 from heddle.cli.foreign import FOREIGN_FLAGS
 from heddle.errors import ConfigError
+from heddle.server.config import SECRETS
 
 _NEGATIVE_NUMBER = re.compile(r"-\d+(\.\d+)?")
-SECRETS = frozenset(("api_key",))
-"""Flags whose values are shown nowhere."""
 _WORDS = {"1": True, "true": True, "yes": True, "on": True}
 _WORDS |= {"0": False, "false": False, "no": False, "off": False}
 

@@ -17,12 +17,13 @@ from heddle.cli.flags import (
 )
 from heddle.cli.layout_object import layout_object
 from heddle.cli.output import Output, Table
-from heddle.cli.parser import SECRETS, CommandParser
+from heddle.cli.parser import CommandParser
 from heddle.cli.server_flags import add_server_flags, server_config
 from heddle.engine.args import engine_config
 from heddle.engine.executors.launch_info import LaunchInfo
 from heddle.engine.machine import serve_launched_rank
 from heddle.errors import ConfigError
+from heddle.server.config import SECRETS
 
 if TYPE_CHECKING:
     from heddle.server.serving import Serving

@@ -24,13 +24,11 @@ from heddle import __version__
 from heddle.errors import HeddleError
 from heddle.server.app import error_handlers
 from heddle.server.bodies import decode_body, read_body
-from heddle.server.config import ServerConfig
+from heddle.server.config import SECRETS, ServerConfig
 from heddle.server.errors import ApiError
 from heddle.server.serving import Phase, Serving
 
 MAX_BODY_BYTES = 1 << 16
-SECRETS = ("api_key",)
-"""Settings whose values are told nowhere."""
 
 
 class AdapterRequest(msgspec.Struct, kw_only=True):

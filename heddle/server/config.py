@@ -15,6 +15,9 @@ LogFormat = Literal["text", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 SelfCheck = Literal["auto", "on", "off"]
 
+SECRETS = frozenset(("api_key",))
+"""Settings whose values are shown nowhere."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:

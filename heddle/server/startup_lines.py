@@ -9,11 +9,9 @@ from heddle import __version__
 from heddle.config.engine import EngineConfig, ResolvedConfig
 from heddle.engine.replica import Replica
 from heddle.layout.mesh import GROUP_KINDS
-from heddle.server.config import ServerConfig
+from heddle.server.config import SECRETS, ServerConfig
 from heddle.step.topology import Topology
 
-SECRET_FIELDS = frozenset(("api_key",))
-"""Settings whose values are not shown."""
 MIB = 1 << 20
 
 
@@ -130,6 +128,6 @@ def _default(field: dataclasses.Field[object]) -> object:
 
 
 def _shown(name: str, value: object) -> str:
-    if name in SECRET_FIELDS:
+    if name in SECRETS:
         return f"({len(value) if isinstance(value, tuple) else 1} hidden)"
     return str(value)
