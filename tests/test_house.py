@@ -207,6 +207,7 @@ TESTED_ELSEWHERE = {
     "heddle.engine.executors.seat": "engine/test_executors_processes.py",
     "heddle.engine.executors.threads": "engine/test_executors_local.py",
     "heddle.engine.executors.torchrun": "engine/test_executors_torchrun.py",
+    "heddle.engine.executors.wrapped": "server/test_step_timer.py",
     # Families that differ in nothing but tables of names and blocks.
     "heddle.models.bamba": "models/test_recurrent_families.py",
     "heddle.models.minimax": "models/test_recurrent_families.py",

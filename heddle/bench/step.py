@@ -13,10 +13,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from statistics import median
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -27,6 +25,7 @@ from heddle.config.sampling import SamplingParams
 from heddle.engine.driver import Driver
 from heddle.engine.executors.base import Executor, Submission
 from heddle.engine.executors.create import create_executor
+from heddle.engine.executors.wrapped import WrappedExecutor
 from heddle.engine.inputs import PromptInput
 from heddle.engine.machine import resolve_here
 from heddle.engine.tokenizer import load_tokenizer
@@ -43,24 +42,15 @@ _REPEATS = 5
 """Of a pure function on one batch."""
 
 
-@dataclass(slots=True)
-class WatchedExecutor:
+class WatchedExecutor(WrappedExecutor):
     """An executor that notes batches, waiting times and the slowest rank of each step."""
 
-    inner: Executor
-    batches: list[GlobalBatch] = field(default_factory=list)
-    rank_seconds: list[float] = field(default_factory=list)
-    waited_seconds: float = 0.0
-    """Since it was last set to 0."""
-
-    @property
-    def world_size(self) -> int:
-        """Number of ranks."""
-        return self.inner.world_size
-
-    def start(self) -> None:
-        """Bring all ranks up."""
-        self.inner.start()
+    def __init__(self, inner: Executor) -> None:
+        super().__init__(inner)
+        self.batches: list[GlobalBatch] = []
+        self.rank_seconds: list[float] = []
+        self.waited_seconds = 0.0
+        """Since it was last set to 0."""
 
     def submit(self, batches: Mapping[int, Submission]) -> None:
         """Begin steps; see `Executor.submit`."""
@@ -76,27 +66,6 @@ class WatchedExecutor:
         replies = self._watch(lambda: self.inner.collect(replica))
         self.rank_seconds.append(max(reply.seconds for reply in replies))
         return replies
-
-    def execute(self, batch: GlobalBatch, digest: int) -> tuple[RankReply, ...]:
-        """Run one step."""
-        self.submit({0: (batch, digest)})
-        return self.collect(0)
-
-    def close(self) -> None:
-        """End all ranks."""
-        self.inner.close()
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _watch(self, call: Callable[[], T]) -> T:
         started = time.perf_counter()

@@ -18,7 +18,7 @@ CHATS, LONG_PROMPTS = 6, 4
 def batches_of(served: Served) -> list[GlobalBatch]:
     """What the ranks were given, step by step."""
     executor: Any = served.serving.engine.driver._executor
-    found: list[GlobalBatch] = executor._inner.batches
+    found: list[GlobalBatch] = executor.inner.batches
     return found
 
 

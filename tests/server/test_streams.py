@@ -134,7 +134,7 @@ def test_a_failed_engine_ends_all_streams_and_the_server(tmp_path: Path) -> None
         eventually(lambda: driver.num_running == 3)
         steps = driver.counters.totals()["steps"]
         eventually(lambda: driver.counters.totals()["steps"] > steps + 3)  # all have begun
-        driver._executor._inner.failure = RankFailed("rank 1 was killed")
+        driver._executor.inner.failure = RankFailed("rank 1 was killed")
         for thread in threads:
             thread.join(60)
         assert len(found) == 3
