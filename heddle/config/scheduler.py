@@ -23,7 +23,9 @@ class SchedulerConfig:
     max_num_batched_tokens: int = 512
     """Rows of one step; also the largest chunk of a prompt."""
     max_num_partial_prefills: int = 4
-    """Prompts that may be part-way through prefill at once."""
+    """Prompts that may be part-way through prefill at once; one that needs at most half of the
+    smallest of them may come on top.
+    """
     long_prefill_token_threshold: int = 0
     """A longer prompt takes at most this many rows of a step; 0 is off."""
     max_model_len: int = 8192

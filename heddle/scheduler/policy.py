@@ -8,7 +8,10 @@
    It ends in its step, so it takes no prefill slot.
 3. A request that waits for blocks is overtaken at most `MAX_OVERTAKES` times.
 
-Long prompts share the rest evenly, at least a row each, so none of them waits for another to end.
+What is left is for long prompts (`share_rows`): half for the one that came first, so that it gets
+on whatever comes after it, and half for the one that needs the fewest, so that it need not wait for
+those of a million tokens before it. Even shares would let all of them end late, and would make a
+step read the contexts of all of them for a few rows each. Of equal prompts the first is both.
 
 These hold for requests in order of arrival. With priorities they hold among equals, and only while
 nobody comes before them: whoever keeps sending urgent requests starves the others, as asked.
@@ -32,38 +35,60 @@ MAX_CANDIDATES = 128
 """Waiting requests, from the head, that one step looks at: a long queue must not slow the step."""
 
 
-def short_row_limit(num_rows: int, num_long: int) -> int:
+def short_row_limit(num_rows: int, *, beside_long: bool) -> int:
     """Rows that short prompts may take together.
 
     Args:
         num_rows: of the step, decodes taken off.
-        num_long: prompts that are part-way through; they keep half, and a row each.
+        beside_long: a prompt is part-way through; it keeps half, and more of an odd number.
     Example:
-        >>> short_row_limit(15, 1), short_row_limit(15, 0), short_row_limit(3, 2)
-        (7, 15, 1)
+        >>> short_row_limit(15, beside_long=True), short_row_limit(15, beside_long=False)
+        (7, 15)
     """
-    return min(num_rows // 2, num_rows - num_long) if num_long else num_rows
+    return num_rows // 2 if beside_long else num_rows
+
+
+def has_slot(need: int, others: Sequence[int], max_prompts: int) -> bool:
+    """Whether a prompt may be part-way through beside others.
+
+    Args:
+        need: its uncomputed tokens.
+        others: uncomputed tokens of those that are part-way through.
+        max_prompts: at once. One that needs at most half of the smallest other gets on at once and
+            may come on top; since needs halve, that is at most once per bit of the window.
+    Example:
+        >>> has_slot(40, [6000], 1), has_slot(4000, [6000], 1), has_slot(4000, [6000], 2)
+        (True, False, True)
+    """
+    return len(others) < max_prompts or (bool(others) and 2 * need <= min(others))
 
 
 def share_rows(num_rows: int, needs: Sequence[int], caps: Sequence[int]) -> list[int]:
-    """Rows for each prompt: equal shares, and what one cannot use goes to the others.
+    """Rows for each prompt: half for the first, the rest for those that need the fewest.
 
     Args:
-        num_rows: at least `len(needs)`.
-        needs: uncomputed tokens of each prompt, at least 1.
+        num_rows: to share.
+        needs: uncomputed tokens of each prompt, first ones first; each at least 1.
         caps: largest share of each, at least 1.
     Returns:
-        A share of at least 1 each, in the order given.
+        A share for each, in the order given. None is over its need or cap, and rows are left over
+        only if all have what they may have.
     Example:
         >>> share_rows(16, [400, 5, 30], [400, 5, 30])
-        [6, 5, 5]
+        [8, 5, 3]
+        >>> share_rows(16, [400, 400, 400], [400, 400, 400])
+        [16, 0, 0]
     """
     wanted = [min(need, cap) for need, cap in zip(needs, caps, strict=True)]
     shares = [0] * len(wanted)
-    # Small wishes first: what they leave over is shared by the rest. Among equals the older, which
-    # stands earlier in the list, comes last and gets the odd row.
-    order = sorted(range(len(wanted)), key=lambda at: (wanted[at], -at))
-    for served, at in enumerate(order):
-        shares[at] = min(wanted[at], num_rows // (len(order) - served))
-        num_rows -= shares[at]
+
+    def give(at: int, most: int) -> int:
+        given = min(wanted[at] - shares[at], most)
+        shares[at] += given
+        return given
+
+    if shares:
+        num_rows -= give(0, -(-num_rows // 2))
+    for at in sorted(range(len(wanted)), key=lambda at: needs[at]):  # stable: first ones first
+        num_rows -= give(at, num_rows)
     return shares

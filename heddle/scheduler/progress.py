@@ -1,22 +1,21 @@
 """How far requests are that have given no token yet, and when they may.
 
-Prompts share rows evenly, and short ones pass long ones. So until a prompt of `own` rows has ended,
-each other one gets as many rows as it, or all that it needs:
+Half of the rows of prompts go to the first, half to the shortest (`heddle.scheduler.policy`). So
+the rows that a queue will get can be dealt ahead of time, a prompt's end at a time: who is first
+and shortest takes them all until it ends; else both take as many, until the shortest ends.
 
-    seconds = (own + sum over others of min(need, own)) / rows per second
+    needs  600  100  100     the second ends after 200 rows, the third after 400, the first at 800
 
-The sum is kept by the number of bits of each need, so that a long queue is told in one pass. It is
-exact but for needs of as many bits as `own`, which count for at most twice their part, never less.
+A prompt's seconds are the rows until then over the rows per second.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from heapq import heapify, heappop
 
 from heddle.scheduler.request import Request
-
-MAX_BITS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,57 +36,38 @@ class Progress:
     """
 
 
-class RowNeeds:
-    """Rows that prompts need, for sums of the smaller of a need and a bound.
-
-    Example:
-        >>> needs = RowNeeds([1000, 20])
-        >>> needs.bounded_sum(100)
-        120
-    """
-
-    def __init__(self, needs: Iterable[int] = ()) -> None:
-        self._counts, self._sums = [0] * MAX_BITS, [0] * MAX_BITS
-        for need in needs:
-            self.add(need)
-
-    def add(self, need: int) -> None:
-        """One more prompt, of `need >= 0` rows."""
-        self._counts[need.bit_length()] += 1
-        self._sums[need.bit_length()] += need
-
-    def remove(self, need: int) -> None:
-        """One that was added is gone."""
-        self._counts[need.bit_length()] -= 1
-        self._sums[need.bit_length()] -= need
-
-    def bounded_sum(self, bound: int) -> int:
-        """Sum of `min(need, bound)`; needs of as many bits as `bound` may count for up to twice."""
-        bits = bound.bit_length()
-        shorter, longer = sum(self._sums[:bits]), sum(self._counts[bits + 1 :])
-        return shorter + bound * longer + min(self._sums[bits], bound * self._counts[bits])
-
-
-def estimate_first_token(
-    num_own_rows: int, others: RowNeeds, rows_per_second: float | None
-) -> float | None:
-    """Seconds until a prompt has its first token, if nothing else arrives.
+def rows_until_ends(needs: Sequence[int]) -> list[int]:
+    """Rows of all prompts until each has ended, if nothing else arrives.
 
     Args:
-        num_own_rows: rows that it needs.
-        others: needs of the prompts beside and before it.
-        rows_per_second: of all prompts together; None: not known.
+        needs: rows of each prompt, first ones first; each at least 1.
+    Returns:
+        Exact but for a row per end, since a step may have an odd number of them.
     Example:
-        >>> estimate_first_token(100, RowNeeds([1000, 20]), rows_per_second=110.0)
-        2.0
+        >>> rows_until_ends([600, 100, 100])
+        [800, 200, 400]
     """
-    if rows_per_second is None:
-        return None
-    return (num_own_rows + others.bounded_sum(num_own_rows)) / rows_per_second
+    left, ends = list(needs), [0] * len(needs)
+    shortest = [(need, at) for at, need in enumerate(needs)]
+    heapify(shortest)
+    dealt = 0
+    for first in range(len(needs)):
+        while left[first]:
+            while shortest and (shortest[0][1] == first or not left[shortest[0][1]]):
+                heappop(shortest)
+            at = shortest[0][1] if shortest else first
+            if left[first] <= left[at]:
+                at = first
+            else:
+                left[first] -= left[at]
+                dealt += left[at]
+            dealt += left[at]
+            left[at], ends[at] = 0, dealt
+    return ends
 
 
 def progress_of(
-    running: Iterable[Request], waiting: Iterable[Request], rows_per_second: float | None
+    running: Sequence[Request], waiting: Sequence[Request], rows_per_second: float | None
 ) -> Iterator[tuple[int, Progress]]:
     """(id, how far it is) of each request that has given no token yet.
 
@@ -96,33 +76,21 @@ def progress_of(
         waiting: those that wait, first ones first.
         rows_per_second: at which prompts were computed lately; None: not known.
     """
-    prompts = [request for request in running if request.num_uncomputed_tokens > 1]
-    needs = RowNeeds(request.num_uncomputed_tokens for request in prompts)
-    for request in running:
+    prompts = [r for r in running if r.num_uncomputed_tokens > 1]
+    ends = iter(rows_until_ends([r.num_uncomputed_tokens for r in (*prompts, *waiting)]))
+    for at, request in enumerate((*running, *waiting)):
+        is_running = at < len(running)
+        is_decode = is_running and request.num_uncomputed_tokens == 1  # has its row in any step
+        rows = 1 if is_decode else next(ends)
         if not request.output_token_ids:
-            own = request.num_uncomputed_tokens
-            if own > 1:
-                needs.remove(own)  # it does not wait for itself
-            seconds = estimate_first_token(own, needs, rows_per_second)
-            if own > 1:
-                needs.add(own)
-            yield request.request_id, _progress(request, 0, seconds, is_running=True)
-    for num_ahead, request in enumerate(waiting):
-        own = request.num_uncomputed_tokens
-        if not request.output_token_ids:
-            seconds = estimate_first_token(own, needs, rows_per_second)
-            yield request.request_id, _progress(request, num_ahead, seconds, is_running=False)
-        needs.add(own)
-
-
-def _progress(
-    request: Request, num_ahead: int, first_token_seconds: float | None, *, is_running: bool
-) -> Progress:
-    return Progress(
-        num_computed=request.num_computed_tokens,
-        num_total=request.num_prompt_tokens,
-        num_cached=request.num_cached_tokens,
-        num_ahead=num_ahead,
-        is_running=is_running,
-        first_token_seconds=first_token_seconds,
-    )
+            yield (
+                request.request_id,
+                Progress(
+                    num_computed=request.num_computed_tokens,
+                    num_total=request.num_prompt_tokens,
+                    num_cached=request.num_cached_tokens,
+                    num_ahead=max(at - len(running), 0),
+                    is_running=is_running,
+                    first_token_seconds=rows / rows_per_second if rows_per_second else None,
+                ),
+            )

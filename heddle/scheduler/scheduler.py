@@ -14,7 +14,7 @@ filled in four passes:
    restart also wants room for what the request may still produce. Who does not fit is passed by at
    most `MAX_OVERTAKES`.
 3. Drafts of the decodes, as far as rows and blocks are left over.
-4. Long prompts share the remaining rows.
+4. Long prompts share the remaining rows: half for the first, the rest for the shortest.
 
 Beside decodes, prompts have no more rows than a pacer allows.
 
@@ -159,13 +159,13 @@ class Scheduler:
             shorts = self._starts.admit(num_prompt_rows, longs)
         num_short_rows = sum(r.num_uncomputed_tokens for r in shorts)
         num_rows, num_prompt_rows = num_rows - num_short_rows, num_prompt_rows - num_short_rows
-        parts = self._with_drafts(decodes, short_row_limit(num_rows, len(longs)))
+        parts = self._with_drafts(decodes, short_row_limit(num_rows, beside_long=bool(longs)))
         num_rows -= sum(part.num_drafts for part in parts)
         parts += [_part(r, r.num_uncomputed_tokens) for r in shorts]
         needs = [r.num_uncomputed_tokens for r in longs]
         num_prompt_rows = min(num_rows, num_prompt_rows)
         shares = share_rows(num_prompt_rows, needs, [self._starts.row_cap(r) for r in longs])
-        parts += [_part(r, self._piece(r, n)) for r, n in zip(longs, shares, strict=True)]
+        parts += [_part(r, self._piece(r, n)) for r, n in zip(longs, shares, strict=True) if n]
         if not parts:
             return None
         for part in parts:
@@ -278,7 +278,7 @@ class Scheduler:
         if self._pacer is None or not decode_runs:
             return num_rows
         num_context_tokens = max((r.num_computed_tokens for r in longs), default=0)
-        return min(num_rows, max(self._pacer.budget(num_context_tokens), len(longs)))
+        return min(num_rows, self._pacer.budget(num_context_tokens))
 
     def _preempt(self, victim: Request) -> int:
         """Send a running request back to the queue, its tokens kept."""

@@ -3,15 +3,18 @@
     capacity        blocks or state slots
     seats           as many sequences run as may
     prefill_slots   as many prompts are part-way through as may
-    next_step       nothing but rows of this step
+    next_step       nothing but rows of this step: those before it, or shorter, take them all
 
 Nothing else holds a request up. It is noted when a step is filled, so counting costs no search.
+
+A prompt starts no sooner than it gets rows: until then it holds no blocks, and what others compute
+of its prefix becomes a hit.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import get_args
 
 from heddle.config.scheduler import SchedulerConfig
@@ -19,7 +22,13 @@ from heddle.kvcache.hits import PrefixHit
 from heddle.kvcache.manager import KVCacheManager
 from heddle.scheduler.admission import kv_tokens_needed
 from heddle.scheduler.flight import Flight
-from heddle.scheduler.policy import MAX_CANDIDATES, MAX_OVERTAKES, short_row_limit
+from heddle.scheduler.policy import (
+    MAX_CANDIDATES,
+    MAX_OVERTAKES,
+    has_slot,
+    share_rows,
+    short_row_limit,
+)
 from heddle.scheduler.queues import Queues
 from heddle.scheduler.request import Request, WaitReason
 
@@ -68,14 +77,18 @@ class Starts:
                 passed.append(request)
                 continue
             need = request.num_tokens - hit.num_tokens
-            short_rows = short_row_limit(num_rows, len(longs)) - (num_rows - free_rows)
+            short_rows = short_row_limit(num_rows, beside_long=bool(longs))
+            short_rows -= num_rows - free_rows
             if need <= min(short_rows, self.row_cap(request)):
                 shorts.append(request)
                 free_rows -= need
-            elif len(longs) < min(max_longs, free_rows):
+            elif not has_slot(need, [r.num_uncomputed_tokens for r in longs], max_longs):
+                request.wait_reason = "prefill_slots"
+                continue
+            elif self._gets_rows(request, need, longs, free_rows):
                 longs.append(request)
             else:
-                request.wait_reason = "prefill_slots" if len(longs) >= max_longs else "next_step"
+                request.wait_reason = "next_step"
                 continue
             self._start(request, hit)
             for other in passed:
@@ -106,15 +119,19 @@ class Starts:
         cache = self._cache
         if not cache.has_free_states:
             return f"{name} waits for state slots: needs {cache.states_per_sequence}"
-        cost = cache.start_cost(self._lookup(head).without_copy(), self._start_need(head))
+        hit = self._lookup(head).without_copy()
+        cost = cache.start_cost(hit, self._start_need(head))
         if cost > cache.num_available_blocks:
             return (
                 f"{name} waits for blocks: needs {cost} of {cache.virtual_block_size} tokens, "
                 f"{cache.num_available_blocks} of {cache.num_usable_blocks} free"
             )
-        partial = sum(r.num_uncomputed_tokens > 1 for r in running)
-        if partial >= self._config.max_num_partial_prefills:
-            return f"{name} waits for a prefill slot: {partial} prompts are part-way through"
+        partial = [r.num_uncomputed_tokens for r in running if r.num_uncomputed_tokens > 1]
+        need = head.num_tokens - hit.num_tokens
+        if not has_slot(need, partial, self._config.max_num_partial_prefills):
+            return f"{name} waits for a prefill slot: {len(partial)} prompts are part-way through"
+        if partial:
+            return f"{name} waits for rows: {len(partial)} prompts are part-way through"
         return f"{name} waits for the next step"
 
     def by_reason(self) -> dict[str, int]:
@@ -123,6 +140,14 @@ class Starts:
         """
         counts = Counter(request.wait_reason for request in self._queues.waiting)
         return {reason: counts[reason] for reason in get_args(WaitReason)}
+
+    def _gets_rows(
+        self, request: Request, need: int, longs: Sequence[Request], num_rows: int
+    ) -> bool:
+        """Whether a share of the step is left for it beside these."""
+        needs = [*(r.num_uncomputed_tokens for r in longs), need]
+        caps = [*(self.row_cap(r) for r in longs), self.row_cap(request)]
+        return share_rows(num_rows, needs, caps)[-1] > 0
 
     def _barrier(self, passed: list[Request]) -> WaitReason | None:
         """Why nobody further may start, whatever it needs."""

@@ -20,7 +20,7 @@ from heddle.kvcache.manager import KVCacheManager
 from heddle.layout.kv import KVLayout
 from heddle.scheduler.batch import ScheduledBatch, ScheduledPart
 from heddle.scheduler.pacing import Pacer, StepLoad
-from heddle.scheduler.request import Request
+from heddle.scheduler.request import Request, RequestStatus
 from heddle.scheduler.scheduler import Scheduler
 from tests.kvcache.fake_rows import FakeRows, Row, rows_of
 
@@ -211,7 +211,7 @@ class Engine:
         busy = {p.request.request_id for other, _ in self.under_way for p in other.parts}
         assert not busy & {*ids, *batch.preempted}, "a request under way was touched"
         if self.num_places == 1:
-            assert len(ids) == self.scheduler.num_running, "a running request got no row"
+            self._check_who_runs(batch)
         if self.running:
             first = min(self.running, key=self.order)
             assert first.is_finished or first.request_id not in batch.preempted
@@ -221,7 +221,9 @@ class Engine:
             assert set(ids) <= set(self.computed), "a request started on what a preemption freed"
         others = [part for other, _ in self.under_way for part in other.parts]
         partial = [part for part in (*batch.parts, *others) if not part.samples]
-        assert len(partial) <= self.config.max_num_partial_prefills
+        longest = max(part.request.num_tokens for part in batch.parts)
+        max_prompts = self.config.max_num_partial_prefills + longest.bit_length()
+        assert len(partial) <= max_prompts
         for part in batch.parts:
             self._check_part(part)
         ended = [r for r in self.running if r.is_finished]
@@ -231,6 +233,16 @@ class Engine:
         self.running = [
             r for r in known.values() if not r.is_finished and r.request_id in self.computed
         ]
+
+    def _check_who_runs(self, batch: ScheduledBatch) -> None:
+        """Each decode has a row, and of the prompts that are part-way through the first one has."""
+        served = [part.request for part in batch.parts]
+        running = [r for r in self.running if r.status is RequestStatus.RUNNING]
+        decodes = [r for r in running if r.num_uncomputed_tokens == 1]
+        assert all(request in served for request in decodes), "a decode got no row"
+        prompts = [r for r in (*running, *served) if r.num_uncomputed_tokens > 1]
+        if prompts:
+            assert min(prompts, key=self.order) in served, "the first prompt got no row"
 
     def _check_part(self, part: ScheduledPart) -> None:
         request, request_id = part.request, part.request.request_id

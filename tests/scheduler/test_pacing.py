@@ -231,17 +231,14 @@ def test_prompts_get_whole_steps_until_a_decode_runs():
     engine.drain()
 
 
-def test_each_prompt_part_way_through_gets_a_row_however_small_the_budget():
+def test_the_first_prompt_gets_on_however_small_the_budget():
     engine = paced_engine(max_num_partial_prefills=20, max_num_seqs=30)
     for seed in range(20):
-        engine.add(text(seed, 100), 1)
-    engine.step()
-    engine.add(text(50, 1), 8, params=SamplingParams(ignore_eos=True))
-    run_beside = 0
+        engine.add(text(seed, 100 - seed), 1)
+        engine.step()
+    engine.add(text(50, 1), 40, params=SamplingParams(ignore_eos=True))
     while not engine.requests[20].is_finished:
-        engine.step()  # the engine checks that every running request has a row
-        run_beside += (engine.batches[-1].num_rows, engine.scheduler.num_running) == (21, 21)
-    assert run_beside >= 6
+        engine.step()  # the engine checks that each decode and the first prompt have rows
     engine.drain()
 
 

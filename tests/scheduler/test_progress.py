@@ -7,40 +7,40 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from heddle.scheduler.pacing import Pacer
-from heddle.scheduler.progress import RowNeeds, estimate_first_token
+from heddle.scheduler.progress import rows_until_ends
 from tests.scheduler.harness import Engine
 
-NEEDS = st.lists(st.integers(0, 300), max_size=12)
+NEEDS = st.lists(st.integers(1, 150).map(lambda half: 2 * half), min_size=1, max_size=12)
+"""Even, so that no odd row decides which of two equal ones is the shortest."""
 
 
 def text(seed, length):
     return [1000 * (seed + 1) + at for at in range(length)]
 
 
-@given(NEEDS, NEEDS, st.integers(0, 300))
-def test_a_sum_is_exact_but_for_needs_as_long_as_the_bound(kept, gone, bound):
-    needs = RowNeeds([*kept, *gone])
-    for need in gone:
-        needs.remove(need)
-    exact = sum(min(need, bound) for need in kept)
-    alike = [min(need, bound) for need in kept if need.bit_length() == bound.bit_length()]
-    assert exact <= needs.bounded_sum(bound) <= exact + sum(alike)
-    if len(alike) < 2:
-        assert needs.bounded_sum(bound) == exact
+def deal(needs: list[int], number: int) -> int:
+    """Rows dealt until that prompt has ended: one in turn to the first and to the shortest."""
+    left, dealt = list(needs), 0
+    while left[number]:
+        open_ = [at for at, need in enumerate(left) if need]
+        first, shortest = open_[0], min(open_, key=lambda at: (left[at], at))
+        left[shortest if dealt % 2 else first] -= 1
+        dealt += 1
+    return dealt
 
 
-@given(st.integers(1, 60), st.lists(st.sampled_from([1, 3, 100, 200]), max_size=4))
-def test_an_even_share_ends_a_prompt_when_the_estimate_says(own, others):
-    others = [need for need in others if need.bit_length() != own.bit_length()]
-    left = [own, *others]
-    dealt = 0
-    while left[0]:
-        for at in reversed(range(len(left))):  # the prompt in question comes last in each turn
-            if left[at]:
-                left[at] -= 1
-                dealt += 1
-    assert estimate_first_token(own, RowNeeds(others), 8.0) == dealt / 8
-    assert estimate_first_token(own, RowNeeds(others), None) is None
+@given(NEEDS)
+def test_the_rows_until_a_first_token_are_those_that_are_dealt(needs):
+    assert rows_until_ends(needs) == [deal(needs, number) for number in range(len(needs))]
+
+
+def test_a_queue_without_prompts_has_no_ends():
+    assert rows_until_ends([]) == []
+
+
+@given(st.integers(1, 12), st.integers(1, 300))
+def test_of_equal_prompts_each_waits_for_those_before_it(count, need):
+    assert rows_until_ends([need] * count) == [need * (number + 1) for number in range(count)]
 
 
 def test_prompts_tell_how_far_they_are_until_their_first_token():
@@ -53,15 +53,15 @@ def test_prompts_tell_how_far_they_are_until_their_first_token():
     engine.step()
     found = dict(engine.scheduler.progress())  # a row takes a millisecond
     first, second, third = (found[request.request_id] for request in (long, other, short))
-    assert (first.num_computed, first.num_total, first.is_running) == (16, 100, True)
+    assert (first.num_computed, first.num_total, first.is_running) == (8, 100, True)
     assert (second.num_ahead, second.num_computed, second.is_running) == (0, 0, False)
-    assert third.num_ahead == 1
-    assert first.first_token_seconds == pytest.approx(0.084)
-    assert second.first_token_seconds == pytest.approx(0.084 + 0.2)
-    assert third.first_token_seconds == pytest.approx(0.030 * 3)
+    assert (third.num_ahead, third.num_computed, third.is_running) == (0, 8, True)
+    assert first.first_token_seconds == pytest.approx(0.092 + 0.022)
+    assert second.first_token_seconds == pytest.approx(0.2 + 0.092 + 0.022)
+    assert third.first_token_seconds == pytest.approx(0.022 * 2)
     while not long.output_token_ids:
         engine.step()
-    assert set(dict(engine.scheduler.progress())) == {1, 2}
+    assert set(dict(engine.scheduler.progress())) == {other.request_id}
     engine.drain()
     assert dict(engine.scheduler.progress()) == {}
 

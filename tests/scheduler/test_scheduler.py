@@ -29,6 +29,10 @@ def text(seed, length):
     return [1000 * (seed + 1) + at for at in range(length)]
 
 
+def rows_of(batch):
+    return {part.request.request_id: part.num_scheduled_tokens for part in batch.parts}
+
+
 def never(token):
     return False
 
@@ -217,14 +221,56 @@ def test_no_more_run_than_a_step_has_rows():
 
 def test_slots_bound_half_done_prompts_and_the_reason_is_told():
     engine = Engine(max_num_batched_tokens=8, max_num_partial_prefills=2)
-    for seed in range(3):
-        engine.add(text(seed, 30), 1)
-    engine.step()
-    assert [part.num_scheduled_tokens for part in engine.batches[0].parts] == [4, 4]
+    for seed, length in enumerate((300, 200, 180, 170)):
+        engine.add(text(seed, length), 1)
+        engine.step()
+    assert [rows_of(batch) for batch in engine.batches[:2]] == [{0: 8}, {0: 4, 1: 4}]
+    assert rows_of(engine.batches[3]) == {0: 4, 1: 4}
     assert engine.scheduler.why_waiting() == (
         "request 2 waits for a prefill slot: 2 prompts are part-way through"
     )
     engine.drain()
+
+
+def test_equal_prompts_start_one_after_another_and_the_later_find_what_the_first_computed():
+    engine = Engine(usable_blocks=400, max_num_batched_tokens=16, max_num_partial_prefills=4)
+    prompt = text(0, 160)
+    requests = [engine.add([*prompt, seed, 1, 2], 1) for seed in range(4)]
+    engine.step()
+    assert engine.scheduler.why_waiting() == (
+        "request 1 waits for rows: 1 prompts are part-way through"
+    )
+    engine.drain()
+    assert [request.num_cached_tokens >= 152 for request in requests] == [False, True, True, True]
+    steps = [engine.token_steps[request.request_id][0] for request in requests]
+    assert steps[0] == -(-163 // 16)
+    assert steps[3] <= steps[0] + 3
+
+
+def test_a_shorter_prompt_passes_a_longer_one_at_half_the_rows():
+    engine = Engine(usable_blocks=400, max_num_batched_tokens=16)
+    long, short = engine.add(text(0, 1000), 1), engine.add(text(1, 80), 1)
+    engine.drain()
+    assert engine.token_steps[short.request_id][0] == 80 // 8
+    assert engine.token_steps[long.request_id][0] == -(-1080 // 16)
+
+
+@given(st.lists(st.integers(20, 120), min_size=2, max_size=12), st.integers(1, 3))
+def test_the_first_prompt_gets_on_whatever_comes_after_it(lengths, partial):
+    """Short ones take half of the rows at most, and of the rest half is its own."""
+    engine = Engine(
+        usable_blocks=1000,
+        max_num_batched_tokens=16,
+        max_num_partial_prefills=partial,
+        max_num_seqs=8,
+    )
+    first = engine.add(text(0, lengths[0]), 1)
+    for seed, length in enumerate(lengths[1:], start=1):
+        engine.add(text(seed, length), 1)
+        engine.add(text(50 + seed, 4), 1)  # a short one in each step
+        engine.step()
+    engine.drain()
+    assert engine.token_steps[first.request_id][0] <= -(-lengths[0] // 4)
 
 
 def test_a_long_prompt_takes_at_most_its_threshold():
