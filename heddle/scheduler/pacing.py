@@ -6,7 +6,7 @@
 `fixed` is learned from steps without prompt rows, `per_work` from the others; both are moving
 averages that take a `GAIN` of each new sample. The budget is what fits into the rest of the time:
 
-    rows = (AIM * target - fixed) / (per_work * weight),  in whole `MIN_PROMPT_ROWS`, at least one
+    most rows whose work is at most (AIM * target - fixed) / per_work, in whole `MIN_PROMPT_ROWS`
 
 Why it does not swing. Let a step cost f + c w, f below the aim a, and let `fixed` be f', which
 counts for at most a / 2 here. The next sample of `per_work` p is (f - f') / w + c with
@@ -24,6 +24,8 @@ Source: our derivation; the shape is that of an integral controller on the logar
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Callable
 from typing import NamedTuple
 
 from heddle.scheduler.batch import ScheduledBatch
@@ -77,11 +79,11 @@ class Pacer:
 
     Example:
         >>> pacer = Pacer(target_seconds=0.1, max_rows=512, attention_length=1e9)
-        >>> pacer.budget(num_context_tokens=0)  # nothing is known yet
+        >>> pacer.budget(float)  # nothing is known yet
         16
         >>> pacer.observe(StepLoad(num_rows=100, num_prompt_rows=100, work=100.0), seconds=0.1)
-        >>> pacer.budget(num_context_tokens=0)
-        80
+        >>> pacer.budget(float), pacer.budget(lambda rows: 2.0 * rows)
+        (80, 32)
     """
 
     def __init__(
@@ -118,25 +120,24 @@ class Pacer:
         rest = max(seconds - self._fixed_part(), seconds / 10)
         self._per_work = _mixed(self._per_work, rest / load.work)
 
-    def budget(self, num_context_tokens: int) -> int:
+    def budget(self, work_of: Callable[[int], float]) -> int:
         """Prompt rows of the next step, while decodes run.
 
         Args:
-            num_context_tokens: stored tokens that its prompt rows read.
+            work_of: what so many prompt rows would have to do, in rows that read nothing; more
+                rows do more.
         Returns:
             In [`MIN_PROMPT_ROWS`, `max_rows`]; `max_rows` if that is less, or without a target.
         """
         if self._aim is None:
             return self._max_rows
+        least = min(MIN_PROMPT_ROWS, self._max_rows)
         if self._per_work is None:
-            return min(MIN_PROMPT_ROWS, self._max_rows)
+            return least
         work = (self._aim - self._fixed_part()) / self._per_work
-        rows = min(work, self._max_rows)  # above what it will be, for a row reads those before it
-        rows = work / row_weight(num_context_tokens + rows / 2, self.attention_length)
-        whole = int(min(rows, self._max_rows)) // MIN_PROMPT_ROWS * MIN_PROMPT_ROWS
-        if rows >= self._max_rows:
-            whole = self._max_rows
-        return max(whole, min(MIN_PROMPT_ROWS, self._max_rows))
+        legal = range(least, self._max_rows + MIN_PROMPT_ROWS, MIN_PROMPT_ROWS)
+        num_legal = bisect_right(legal, work, key=lambda rows: work_of(min(rows, self._max_rows)))
+        return min(legal[max(num_legal - 1, 0)], self._max_rows)
 
     def _fixed_part(self) -> float:
         if self._fixed is None or self._aim is None:

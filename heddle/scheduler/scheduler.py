@@ -36,7 +36,7 @@ from heddle.scheduler.admission import resolve_room
 from heddle.scheduler.batch import ScheduledBatch, ScheduledPart
 from heddle.scheduler.endings import Endings
 from heddle.scheduler.flight import Flight
-from heddle.scheduler.pacing import Pacer
+from heddle.scheduler.pacing import Pacer, row_weight
 from heddle.scheduler.policy import share_rows, short_row_limit
 from heddle.scheduler.progress import Progress, progress_of
 from heddle.scheduler.queues import Queues
@@ -162,9 +162,7 @@ class Scheduler:
         parts = self._with_drafts(decodes, short_row_limit(num_rows, beside_long=bool(longs)))
         num_rows -= sum(part.num_drafts for part in parts)
         parts += [_part(r, r.num_uncomputed_tokens) for r in shorts]
-        needs = [r.num_uncomputed_tokens for r in longs]
-        num_prompt_rows = min(num_rows, num_prompt_rows)
-        shares = share_rows(num_prompt_rows, needs, [self._starts.row_cap(r) for r in longs])
+        shares = self._shares(min(num_rows, num_prompt_rows), longs)
         parts += [_part(r, self._piece(r, n)) for r, n in zip(longs, shares, strict=True) if n]
         if not parts:
             return None
@@ -277,8 +275,20 @@ class Scheduler:
         decode_runs = any(r.num_uncomputed_tokens == 1 for r in self._queues.running)
         if self._pacer is None or not decode_runs:
             return num_rows
-        num_context_tokens = max((r.num_computed_tokens for r in longs), default=0)
-        return min(num_rows, self._pacer.budget(num_context_tokens))
+        length = self._pacer.attention_length
+
+        def work_of(rows: int) -> float:
+            shares = self._shares(rows, longs)
+            pieces = [(r.num_computed_tokens, n) for r, n in zip(longs, shares, strict=True)]
+            pieces.append((0, rows - sum(shares)))  # of prompts that are about to start
+            return sum(n * row_weight(start + n / 2, length) for start, n in pieces)
+
+        return min(num_rows, self._pacer.budget(work_of))
+
+    def _shares(self, num_rows: int, longs: Sequence[Request]) -> list[int]:
+        """Rows for each of these prompts."""
+        needs = [r.num_uncomputed_tokens for r in longs]
+        return share_rows(num_rows, needs, [self._starts.row_cap(r) for r in longs])
 
     def _preempt(self, victim: Request) -> int:
         """Send a running request back to the queue, its tokens kept."""

@@ -35,9 +35,13 @@ def make(target=TARGET, max_rows=MAX_ROWS, length=FAR):
     return Pacer(target_seconds=target, max_rows=max_rows, attention_length=length)
 
 
+def work_behind(num_context, length=FAR):
+    """Of rows of one prompt."""
+    return lambda num_rows: num_rows * row_weight(num_context + num_rows / 2, length)
+
+
 def prompt_step(num_rows, num_context=0, length=FAR):
-    work = num_rows * row_weight(num_context + num_rows / 2, length)
-    return StepLoad(num_rows + 1, num_rows, work)
+    return StepLoad(num_rows + 1, num_rows, work_behind(num_context, length)(num_rows))
 
 
 DECODE = StepLoad(num_rows=1, num_prompt_rows=0, work=0.0)
@@ -47,7 +51,7 @@ def run(pacer, plant, num_steps, noise=lambda at: 1.0):
     """Let a plant of rows -> seconds follow the budgets; (rows, seconds) of each step."""
     told = []
     for at in range(num_steps):
-        rows = pacer.budget(0)
+        rows = pacer.budget(float)
         seconds = plant(rows) * noise(at)
         pacer.observe(prompt_step(rows), seconds)
         told.append((rows, seconds))
@@ -121,7 +125,7 @@ def test_one_pause_is_not_a_trend():
     before = run(pacer, lambda rows: 0.0003 * rows, 60)[-1][0]
     pacer.observe(prompt_step(before), 60.0)
     bound = before / (1 + GAIN * (MAX_JUMP - 1))
-    assert bound - MIN_PROMPT_ROWS < pacer.budget(0) <= bound
+    assert bound - MIN_PROMPT_ROWS < pacer.budget(float) <= bound
     assert run(pacer, lambda rows: 0.0003 * rows, 30)[-1][0] >= before - MIN_PROMPT_ROWS
 
 
@@ -129,7 +133,7 @@ def test_rows_that_read_more_are_fewer():
     pacer = make(length=1000.0)
     for _ in range(5):
         pacer.observe(prompt_step(100, 0, 1000.0), 0.05)
-    near, far = pacer.budget(0), pacer.budget(9000)
+    near, far = (pacer.budget(work_behind(context, 1000.0)) for context in (0, 9000))
     assert 5 < near / far < 11
     with_cost = far * row_weight(9000 + far / 2, 1000.0) * 0.05 / (100 * row_weight(50, 1000.0))
     assert with_cost <= AIM * TARGET
@@ -142,7 +146,7 @@ def test_the_prediction_holds_all_along_a_growing_prompt():
     pacer.observe(DECODE, 0.01)
     done, num_steps = 0, 0
     while done < 20_000:
-        rows = pacer.budget(done)
+        rows = pacer.budget(work_behind(done, length))
         seconds = 0.01 + 0.0002 * rows * row_weight(done + rows / 2, length)
         pacer.observe(prompt_step(rows, done, length), seconds)
         assert seconds <= TARGET
@@ -153,24 +157,24 @@ def test_the_prediction_holds_all_along_a_growing_prompt():
 
 def test_without_a_target_rows_have_no_bound_but_the_step():
     pacer = make(target=None)
-    assert pacer.budget(0) == MAX_ROWS
+    assert pacer.budget(float) == MAX_ROWS
     pacer.observe(prompt_step(10), 100.0)
-    assert pacer.budget(0) == MAX_ROWS
+    assert pacer.budget(float) == MAX_ROWS
     assert pacer.rows_per_second == pytest.approx(0.1)
 
 
 def test_a_step_smaller_than_the_least_budget_is_all_there_is():
     pacer = make(max_rows=7)
-    assert pacer.budget(0) == 7
+    assert pacer.budget(float) == 7
     pacer.observe(prompt_step(7), 100.0)
-    assert pacer.budget(0) == 7
+    assert pacer.budget(float) == 7
 
 
 def test_empty_steps_and_clocks_that_stand_teach_nothing():
     pacer = make()
     pacer.observe(StepLoad(0, 0, 0.0), 5.0)
     pacer.observe(prompt_step(10), 0.0)
-    assert (pacer.budget(0), pacer.rows_per_second) == (MIN_PROMPT_ROWS, None)
+    assert (pacer.budget(float), pacer.rows_per_second) == (MIN_PROMPT_ROWS, None)
 
 
 def test_the_rate_follows_what_was_computed_lately():
@@ -240,6 +244,24 @@ def test_the_first_prompt_gets_on_however_small_the_budget():
     while not engine.requests[20].is_finished:
         engine.step()  # the engine checks that each decode and the first prompt have rows
     engine.drain()
+
+
+def test_a_budget_counts_what_each_prompt_reads():
+    """Half of the rows belong to a prompt that reads little, so there are more of them."""
+    rows = []
+    for late in (300, 4):
+        engine = Engine(max_num_batched_tokens=64, usable_blocks=400, max_model_len=1000)
+        engine.pace(make(target=0.05, max_rows=64, length=100.0))
+        engine.add(text(0, 1), 40, params=SamplingParams(ignore_eos=True))
+        engine.add(text(1, 500), 1)
+        for _ in range(10):
+            engine.step()
+        engine.add(text(2, late), 1)
+        engine.step()
+        engine.step()
+        rows.append(engine.batches[-1].num_rows - 1)
+        engine.drain()
+    assert rows[0] > rows[1]
 
 
 @given(
