@@ -18,6 +18,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from roofline import Roofline, decode_work, machine_limits, prefill_work
 from support import NUM_CORES, Report, parser, say
 
 from heddle.bench.peer import default_peers_dir, present_peers
@@ -70,8 +71,12 @@ def main() -> int:
         )
         cases = [*latency["prompts"], *throughput["prompts"]]
         report.table(target_id, COLUMNS, [row for case in cases for row in rows_of(case)])
+        roofline = Roofline(machine_limits(arguments.threads, is_quick=arguments.quick))
         for case in cases:
-            judge(report, case, is_quantised=target_id == "W4q")
+            why = explain(roofline, case) if target_id == "W4" else {}
+            judge(report, case, why, is_quantised=target_id == "W4q")
+        if target_id == "W4":
+            roofline.tell(report)
         metrics[target_id] = {"latency": latency, "throughput": throughput}
     return report.finish(arguments, metrics)
 
@@ -94,7 +99,21 @@ def rows_of(case: dict[str, Any]) -> list[list[Any]]:
     ]
 
 
-def judge(report: Report, case: dict[str, Any], *, is_quantised: bool) -> None:
+def explain(roofline: Roofline, case: dict[str, Any]) -> dict[str, str]:
+    """By phase, how near the limits of the machine our times came."""
+    length, count = case["prompt_len"], case["num_streams"]
+    ours = next(row for row in case["engines"] if row["name"] == "heddle")
+    works = {"prefill": prefill_work(length, count), "decode": decode_work(length, count)}
+    num_tokens = {"prefill": count * length, "decode": count}
+    return {
+        phase: roofline.add(
+            f"{count} x {length}: {phase}", work, num_tokens[phase] / ours[f"{phase}_tok_s"]
+        )
+        for phase, work in works.items()
+    }
+
+
+def judge(report: Report, case: dict[str, Any], why: dict[str, str], *, is_quantised: bool) -> None:
     """Against the best float32 peer whose tokens are ours, and against the quantised one."""
     length, count = case["prompt_len"], case["num_streams"]
     what = f"{count} x {length} tokens"
@@ -103,10 +122,9 @@ def judge(report: Report, case: dict[str, Any], *, is_quantised: bool) -> None:
         ratios = [row[f"ratio_{phase}"] for row in peers if row[f"ratio_{phase}"] is not None]
         worst = min(ratios, default=None)
         if count == 1 and not is_quantised:
+            figure = f"{what}: {phase} over the best float32 peer"
             least = bounds.get(length, 1.0)
-            report.target(
-                "W4", f"{what}: {phase} over the best float32 peer", worst, at_least=least
-            )
+            report.target("W4", figure, worst, at_least=least, why=why[phase])
         elif phase == "decode" and not is_quantised:
             report.target("W4", f"{what}: decode over the best peer", worst, at_least=STREAMS)
     for row in case["engines"]:

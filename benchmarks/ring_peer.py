@@ -21,7 +21,8 @@ from support import Report, parser, say
 WORKERS = Path(__file__).parent / "workers"
 sys.path.insert(0, str(WORKERS))
 
-from ring import LENGTHS, OURS, STORE, THEIRS  # noqa: E402
+from ring import LENGTHS, OURS, SHAPE, STORE, THEIRS  # noqa: E402
+from roofline import Roofline, Work, machine_limits  # noqa: E402
 
 from heddle.bench.timing import interleaved, summary  # noqa: E402
 from heddle.engine.args import engine_config  # noqa: E402
@@ -66,13 +67,24 @@ def main() -> int:
                 metrics[length] = {name: summary(found) for name, found in times.items()}
     columns = ["tokens", "heddle s", "template s", "times as fast"]
     rows = []
+    roofline = Roofline(machine_limits(arguments.ranks, is_quick=arguments.quick))
     for length, found in metrics.items():
         ours, theirs = (found[name]["median_seconds"] for name in ("heddle", "ring template"))
         rows.append([length, ours, theirs, theirs / ours])
         what = f"{length} tokens over {arguments.ranks} ranks: times as fast"
-        report.target("W6", what, theirs / ours, at_least=1.3)
+        why = roofline.add(f"heddle, {length} tokens", attention_work(length), ours)
+        roofline.add(f"template, {length} tokens", attention_work(length), theirs)
+        report.target("W6", what, theirs / ours, at_least=1.3, why=why)
     report.table("attention of one layer", columns, rows)
+    roofline.tell(report)
     return report.finish(arguments, metrics)
+
+
+def attention_work(length: int) -> Work:
+    """Of all ranks: scores and values of each pair, and queries, rows and outputs once."""
+    pairs = length * (length + 1) / 2
+    heads, width = SHAPE.num_query_heads, SHAPE.head_dim
+    return Work(4 * heads * width * pairs, 4 * 4 * heads * width * length)
 
 
 def run(executor: Executor, step: int, length: int) -> float:

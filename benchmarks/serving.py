@@ -38,7 +38,7 @@ from heddle.bench.serving_report import RequestRecord, summarize
 
 CHATS = 16
 LONG_PROMPT = 6000
-TARGET_MS = 400.0
+TARGET_MS = 1000.0
 """Bound on the gap between two tokens, told to the server."""
 QUEUE = 16
 """Requests that may wait, told to the server under overload."""

@@ -83,20 +83,32 @@ class Report:
         *,
         at_least: float | None = None,
         at_most: float | None = None,
+        why: str = "",
     ) -> None:
-        """One figure beside its target; None: not measured, which is not held."""
+        """One figure beside its target; None: not measured, which is not held.
+
+        Args:
+            target_id: of the targets.
+            what: the figure.
+            value: measured.
+            at_least, at_most: the target, one of both.
+            why: told where it is missed: what was measured that explains it.
+        """
         held = value is not None and not math.isnan(value)
         held = held and (at_least is None or value >= at_least)
         held = held and (at_most is None or value <= at_most)
         bound = f">= {at_least:g}" if at_least is not None else f"<= {at_most:g}"
         found = {"id": target_id, "what": what, "value": value, "target": bound, "held": held}
-        self.targets.append(found)
+        self.targets.append(found if held or not why else {**found, "why": why})
 
     def finish(self, arguments: argparse.Namespace, metrics: Any) -> int:
         """Print targets and the JSON line; save both when asked."""
         rows = [_target_row(target) for target in self.targets]
         if rows:
             self.table("targets", ["id", "figure", "value", "target", ""], rows)
+        for target in self.targets:
+            if "why" in target:
+                self.note(f"{target['id']}, {target['what']}: {target['why']}.")
         document = {
             "schema": 1,
             "theme": self.theme,

@@ -25,16 +25,21 @@ from functools import partial
 from statistics import median
 from typing import Any
 
-import torch
 from pictures.steps import Phase, draw
-from scaling import ROW_BYTES, WEIGHT_BYTES
+from roofline import (
+    HEAD_FLOPS,
+    PAIR_FLOPS,
+    ROW_BYTES,
+    ROW_FLOPS,
+    WEIGHT_BYTES,
+    machine_limits,
+)
 from support import NUM_CORES, RESULTS, Report, parser, say, stem
 
 from heddle.bench.filled_steps import WORKER, FilledSteps
 from heddle.bench.laws import Law, fit_law
-from heddle.bench.limits import Limits
 from heddle.bench.paged_case import CaseSize
-from heddle.bench.timing import interleaved, interleaved_seconds
+from heddle.bench.timing import interleaved
 from heddle.engine.args import engine_config
 from heddle.engine.executors.processes import ProcessesExecutor
 from heddle.engine.machine import resolve_here
@@ -50,10 +55,6 @@ PIECE = 512
 MOST_TOKENS = 32_768
 """In the pool: what a batch may have in all."""
 BLOCK_SIZE = 16
-HEAD_FLOPS = 2 * 49_152 * 576
-ROW_FLOPS = WEIGHT_BYTES // 2
-"""Of a row through all weights, the vocabulary's among them: 2 a weight of 4 bytes."""
-PAIR_FLOPS = 30 * 9 * 4 * 64
 _WARM_RUNS = 2
 """The second step of a shape may still prepare what later ones use."""
 Seconds = dict[CaseSize, dict[int, float]]
@@ -76,7 +77,7 @@ def main() -> int:
             "decode": measure(engines, decode, rounds),
             "prefill": measure(engines, prefill, max(rounds // 2, 1)),
         }
-    limits = {count: limit(count, arguments.quick) for count in arguments.ranks}
+    limits = {n: machine_limits(n, is_quick=arguments.quick) for n in arguments.ranks}
     laws = {phase: fitted(found) for phase, found in phases.items()}
     report = Report("sweep", "Steps over context, batch and ranks")
     tell(report, phases, laws, limits)
@@ -133,16 +134,6 @@ def measure(engines: dict[int, FilledSteps], cases: Sequence[CaseSize], rounds: 
         times = interleaved(calls, rounds)
         found[size] = {count: median(seconds) for count, seconds in times.items()}
     return found
-
-
-def limit(num_threads: int, is_quick: bool) -> dict[str, float]:
-    """What so many threads read and multiply, at best."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(num_threads)
-    limits = Limits(1 << 22, 256) if is_quick else Limits()
-    times = interleaved_seconds(limits.calls, 5)
-    torch.set_num_threads(before)
-    return limits.rates({name: min(found) for name, found in times.items()})
 
 
 def terms(size: CaseSize) -> list[int]:
