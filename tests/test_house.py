@@ -43,7 +43,8 @@ LAYOUT_FLAGS = (
     "--block-size --cp-context-exchange --cp-kv-cache-interleave-size --cp-lanes "
     "--cp-start-rank-rotation --data-parallel-size --dcp-comm-backend "
     "--dcp-kv-cache-interleave-size --dcp-q-replicate --decode-context-parallel-size "
-    "--decode-row-sharding --dtype --enable-expert-parallel --executor --kv-cache-dtype "
+    "--decode-row-sharding --distributed-executor-backend --dtype --enable-expert-parallel "
+    "--executor --kv-cache-dtype "
     "--no-cp-start-rank-rotation --no-dcp-q-replicate --no-enable-expert-parallel "
     "--pipeline-parallel-size --prefill-context-parallel-size --tensor-parallel-size "
     "-dcp -dp -pcp -pp -tp"
@@ -51,7 +52,7 @@ LAYOUT_FLAGS = (
 ENGINE_FLAGS = (
     "--attention-backend --context-workspace-tokens --cpu-comm-backend "
     "--cpu-distributed-timeout-seconds --deterministic --no-deterministic --quantization "
-    "--enforce-eager --no-enforce-eager "
+    "--cuda-graphs --no-cuda-graphs --enforce-eager --no-enforce-eager "
     "--enable-lora --lora-dir --lora-modules --max-lora-rank --max-loras --no-enable-lora "
     "--enable-prefix-caching --hf-overrides --kernels --kv-cache-memory-bytes "
     "--long-prefill-token-threshold "
@@ -204,6 +205,10 @@ TESTED_ELSEWHERE = {
     "heddle.engine.executors.processes": "engine/test_executors_processes.py",
     "heddle.engine.executors.rank_process": "engine/test_executors_processes.py",
     "heddle.engine.executors.rank_world": "engine/test_executors_processes.py",
+    "heddle.engine.executors.ray_cluster": "engine/test_executors_ray.py",
+    "heddle.engine.executors.ray_executor": "engine/test_executors_ray.py",
+    "heddle.engine.executors.ray_host": "engine/test_executors_ray.py",
+    "heddle.engine.executors.ray_ranks": "engine/test_executors_ray.py",
     "heddle.engine.executors.seat": "engine/test_executors_processes.py",
     "heddle.engine.executors.threads": "engine/test_executors_local.py",
     "heddle.engine.executors.torchrun": "engine/test_executors_torchrun.py",
@@ -317,7 +322,7 @@ def test_make_targets_of_the_readme_exist():
 def test_make_bench_runs_every_benchmark():
     text = (ROOT / "Makefile").read_text(encoding="utf-8")
     listed = re.findall(r"^BENCHMARKS := (.*)$", text, re.MULTILINE)[0].split()
-    scripts = {path.stem for path in (ROOT / "benchmarks").glob("*.py")} - {"support"}
+    scripts = {path.stem for path in (ROOT / "benchmarks").glob("*.py")} - {"support", "roofline"}
     assert set(listed) == scripts
     assert len(listed) == len(scripts)
 

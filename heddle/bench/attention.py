@@ -5,6 +5,9 @@ second against the read bandwidth, operations a second against a matrix product.
 that of torch's `scaled_dot_product_attention` on the same numbers (latent rows: of two products),
 else it has no time. That peer finds rows dense and in order and returns no log-sum-exp: it does
 less.
+
+A backend is called layer by layer; where asked for it also runs as in the decode steps of an
+engine, launched from a recording of the layers.
 """
 
 from __future__ import annotations
@@ -22,6 +25,12 @@ from heddle.bench.paged_case import AttentionShape, CaseSize, Inputs, PagedCase,
 from heddle.bench.timing import interleaved_seconds, summary
 from heddle.config.engine import KernelChoice
 
+RECORDED = "{}, recorded"
+"""Name of a backend whose layers are launched from a recording."""
+SUMMED = "the cache, summed"
+"""Read in the order of memory by torch, beside what runs from a recording: pages of one process do
+not lie equally fast, and the array of the limit has others.
+"""
 ORACLE = "reference"
 """Checked by tests, and too slow to be timed."""
 PEER = "torch sdpa"
@@ -75,6 +84,7 @@ def measure_attention(
     *,
     backends: Sequence[str],
     kernels: KernelChoice = "auto",
+    recorded: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Time backends on one case.
 
@@ -85,10 +95,14 @@ def measure_attention(
         limits: timed beside them.
         backends: names, for example `timed_backends()`.
         kernels: of the rank.
+        recorded: those of them that also run from a recording, under the name `RECORDED`.
     Returns:
-        `{shape, context, num_rows, num_streams, block_size, kv_cache_dtype, limits, backends:
-        [{name, max_abs_error, median_seconds, min_seconds, bytes_per_second, flops,
-        share_of_read, share_of_gemm}]}`; rates and shares are of the medians.
+        `{shape, context, num_rows, num_streams, block_size, kv_cache_dtype, limits,
+        summed_bytes_per_second, backends: [{name, max_abs_error, median_seconds, min_seconds,
+        bytes_per_second, flops, share_of_read, share_of_gemm}]}`; rates and shares are of the
+        medians; the sum of `SUMMED` is None where nothing is recorded.
+    Raises:
+        UnsupportedError: a backend of `recorded` cannot be repeated.
     """
     inputs = Inputs.random(shape, size)
     cases = {
@@ -96,10 +110,13 @@ def measure_attention(
         for name in backends
     }
     calls: dict[str, Callable[[], torch.Tensor]] = {n: case.run for n, case in cases.items()}
+    calls |= {RECORDED.format(name): cases[name].recorded() for name in recorded}
     peer = PEER if shape.mla is None else LATENT_PEER
     create_peer = _dense_peer if shape.mla is None else _latent_peer
     calls[peer] = create_peer(shape, size, inputs)
-    outputs = {name: call() for name, call in calls.items()}
+    outputs = {name: call().clone() for name, call in calls.items()}
+    if recorded:
+        calls = {SUMMED: cases[recorded[0]].sum_rows, **calls}
     seconds = {
         name: summary(found)
         for name, found in interleaved_seconds({**limits.calls, **calls}, rounds).items()
@@ -107,7 +124,7 @@ def measure_attention(
     rates = limits.rates({name: seconds[name]["median_seconds"] for name in limits.calls})
     case = next(iter(cases.values()))
     rows = []
-    for name in calls:
+    for name in outputs:
         error = float((outputs[name] - outputs[peer]).abs().max())
         rows.append(_row(name, case, seconds[name], rates, error))
     return {
@@ -119,8 +136,13 @@ def measure_attention(
         "num_layers": size.num_layers,
         "kv_cache_dtype": size.kv_cache_dtype,
         "limits": rates,
+        "summed_bytes_per_second": _summed(case, seconds),
         "backends": [_checked(row, size) for row in rows],
     }
+
+
+def _summed(case: PagedCase, seconds: dict[str, dict[str, float]]) -> float | None:
+    return case.kv_bytes / seconds[SUMMED]["median_seconds"] if SUMMED in seconds else None
 
 
 def _row(

@@ -12,6 +12,7 @@ head width, `W` elements of a stored row.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,11 +21,14 @@ import torch
 
 from heddle.attention.step_attention import RankAttention
 from heddle.attention.storage import SlotWrite
+from heddle.bench.zero_weights import WIDTH, zero_weights
 from heddle.comm.base import World
 from heddle.comm.solo import SoloWorld
 from heddle.config import CacheConfig, EngineConfig, ModelConfig, ParallelConfig
 from heddle.config.engine import KernelChoice, ResolvedConfig
 from heddle.config.model import MLAConfig, RopeConfig
+from heddle.errors import UnsupportedError
+from heddle.kernels.recording.recording import Recording
 from heddle.layout.resolve import resolve
 from heddle.models.weights.memory import MemorySource
 from heddle.runner.worker import RankWorker
@@ -35,8 +39,6 @@ from heddle.step.plan import plan
 
 IntArray = npt.NDArray[np.int64]
 
-_WIDTH = 8
-"""Hidden channels and vocabulary: no projection is run."""
 _FREE_BYTES = 1 << 40
 """The pool has as many blocks as the case needs, whatever memory there is."""
 
@@ -105,6 +107,10 @@ class CaseSize:
     block_size: int = 16
     num_layers: int = 1
     kv_cache_dtype: str = "auto"
+    num_own_blocks: int | None = None
+    """Blocks of a sequence at most; later tokens lie over the first, so that a processor's cache
+    keeps all of them. None: as many as its tokens need.
+    """
 
     @property
     def pairs(self) -> int:
@@ -167,13 +173,15 @@ class PagedCase:
     rows: torch.Tensor = field(init=False)
     """`[M]`: which of the new rows this rank computes; -1 on pads."""
     _attention: RankAttention = field(init=False)
+    _num_threads: int = field(init=False)
     _new: torch.Tensor = field(init=False)
     _query: torch.Tensor = field(init=False)
 
     def __post_init__(self) -> None:
         resolved = _resolve(self.shape, self.size, self.seat)
-        source = MemorySource(_zero_weights(resolved.model))
+        source = MemorySource(zero_weights(resolved.model))
         worker = RankWorker(resolved, self.seat.rank, self.seat.world, source=source)
+        self._num_threads = resolved.num_threads
         layout = worker.topology.kv_layout()
         tables = _random_tables(self.size, layout.virtual_block_size)
         self._fill(worker, tables)
@@ -199,6 +207,31 @@ class PagedCase:
                 out = self._run_layer(layer)
         return out
 
+    def recorded(self) -> Callable[[], torch.Tensor]:
+        """`run` as an engine runs the layers of a decode step from its third step on: launched from
+        a recording, without their Python. Each call overwrites the result of the one before.
+
+        Raises:
+            UnsupportedError: the layers of this backend cannot be repeated.
+        """
+        inputs = (self._new, self._query)
+        recording = Recording(inputs, self._num_threads)
+        with torch.inference_mode():
+            recording.record(self.run)
+        if recording.refusal is not None:
+            raise UnsupportedError(f"backend {self.seat.backend}: {recording.refusal}")
+
+        def repeat() -> torch.Tensor:
+            with torch.inference_mode():
+                return recording.repeat(inputs)
+
+        return repeat
+
+    def sum_rows(self) -> torch.Tensor:
+        """Read the pool of every layer once, in the order of memory: what its very pages allow."""
+        store = self._attention.resources.store
+        return torch.stack([store.layer(n).sum() for n in range(self.size.num_layers)])
+
     @property
     def kv_bytes(self) -> int:
         """Bytes of the cache that a run reads, on all ranks together."""
@@ -214,8 +247,8 @@ class PagedCase:
     def _run_layer(self, layer: int) -> torch.Tensor:
         mla = self.shape.mla
         if mla is None:
-            key, value = self._new.chunk(2, dim=-1)
-            return self._attention.gqa(layer, self._query, key.contiguous(), value.contiguous())
+            key, value = self._new.chunk(2, dim=-1)  # halves of one, as a rotation leaves them
+            return self._attention.gqa(layer, self._query, key, value)
         query = self._query
         eye = torch.eye(mla.kv_lora_rank, dtype=query.dtype).expand(
             self.shape.num_query_heads, -1, -1
@@ -247,8 +280,9 @@ class PagedCase:
 def _random_tables(size: CaseSize, virtual_block_size: int) -> IntArray:
     """`[B, blocks]`: all blocks of the pool but the first, in random order."""
     per_stream = -(-size.context // virtual_block_size)
-    order = np.random.default_rng(0).permutation(size.num_streams * per_stream) + 1
-    return order.reshape(size.num_streams, per_stream)
+    own = min(per_stream, size.num_own_blocks or per_stream)
+    order = np.random.default_rng(0).permutation(size.num_streams * own) + 1
+    return order.reshape(size.num_streams, own)[:, np.arange(per_stream) % own]
 
 
 def _batch(size: CaseSize, tables: IntArray, fingerprint: int) -> GlobalBatch:
@@ -291,9 +325,9 @@ def _resolve(shape: AttentionShape, size: CaseSize, seat: Seat) -> ResolvedConfi
 def _model(shape: AttentionShape, size: CaseSize) -> ModelConfig:
     return ModelConfig(
         architecture="LlamaForCausalLM" if shape.mla is None else "DeepseekV2ForCausalLM",
-        vocab_size=_WIDTH,
-        hidden_size=_WIDTH,
-        intermediate_size=_WIDTH,
+        vocab_size=WIDTH,
+        hidden_size=WIDTH,
+        intermediate_size=WIDTH,
         num_layers=size.num_layers,
         num_query_heads=shape.num_query_heads,
         num_kv_heads=shape.num_kv_heads,
@@ -304,41 +338,3 @@ def _model(shape: AttentionShape, size: CaseSize) -> ModelConfig:
         tie_word_embeddings=True,
         mla=shape.mla,
     )
-
-
-def _zero_weights(model: ModelConfig) -> dict[str, torch.Tensor]:
-    """A checkpoint whose tensors share one zero."""
-    shapes: dict[str, tuple[int, ...]] = {
-        "model.embed_tokens.weight": (_WIDTH, _WIDTH),
-        "model.norm.weight": (_WIDTH,),
-    }
-    for layer in range(model.num_layers):
-        place = f"model.layers.{layer}"
-        for norm in ("input_layernorm", "post_attention_layernorm"):
-            shapes[f"{place}.{norm}.weight"] = (_WIDTH,)
-        for name in ("gate_proj", "up_proj", "down_proj"):
-            shapes[f"{place}.mlp.{name}.weight"] = (_WIDTH, _WIDTH)
-        for name, found in _attention_shapes(model).items():
-            shapes[f"{place}.self_attn.{name}.weight"] = found
-    return {name: torch.zeros(1).expand(found) for name, found in shapes.items()}
-
-
-def _attention_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
-    heads, mla = model.num_query_heads, model.mla
-    queries = heads * model.head_dim
-    if mla is None:
-        keys = model.num_kv_heads * model.head_dim
-        return {
-            "q_proj": (queries, _WIDTH),
-            "k_proj": (keys, _WIDTH),
-            "v_proj": (keys, _WIDTH),
-            "o_proj": (_WIDTH, queries),
-        }
-    up = heads * (mla.qk_nope_head_dim + mla.v_head_dim)
-    return {
-        "q_proj": (queries, _WIDTH),
-        "kv_a_proj_with_mqa": (mla.kv_lora_rank + mla.qk_rope_head_dim, _WIDTH),
-        "kv_a_layernorm": (mla.kv_lora_rank,),
-        "kv_b_proj": (up, mla.kv_lora_rank),
-        "o_proj": (_WIDTH, heads * mla.v_head_dim),
-    }

@@ -10,6 +10,7 @@ from heddle.bench.attention import (
     LIMIT_BYTES,
     ORACLE,
     PEER,
+    RECORDED,
     measure_attention,
     num_layers_for,
     timed_backends,
@@ -65,6 +66,25 @@ def test_every_backend_has_the_peers_output_and_its_shares(size):
         assert row["share_of_read"] == row["bytes_per_second"] / limits["read_bytes_per_second"]
         assert row["share_of_gemm"] == row["flops"] / limits["gemm_flops"]
     assert found["backends"][-1]["max_abs_error"] == 0
+
+
+def test_a_recorded_backend_stands_beside_the_called_one():
+    found = measure_attention(
+        GROUPED,
+        CaseSize(context=9, block_size=4, num_layers=2),
+        2,
+        small_limits(),
+        backends=["numba"],
+        kernels="numba",
+        recorded=["numba"],
+    )
+    called, recorded, _ = found["backends"]
+    assert (called["name"], recorded["name"]) == ("numba", RECORDED.format("numba"))
+    assert called["max_abs_error"] == recorded["max_abs_error"] < 1e-5
+    assert found["summed_bytes_per_second"] > 0
+    for row in (called, recorded):  # the same bytes
+        counted = row["bytes_per_second"] * row["median_seconds"]
+        assert counted == pytest.approx(2 * 9 * 2 * 2 * 8 * 4)
 
 
 def test_latent_decode_has_two_products_as_its_peer():

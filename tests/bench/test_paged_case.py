@@ -7,6 +7,7 @@ from heddle.bench.paged_case import AttentionShape, CaseSize, Inputs, PagedCase,
 from heddle.comm.threads import ThreadGroup
 from heddle.config import ParallelConfig
 from heddle.config.model import MLAConfig
+from heddle.errors import UnsupportedError
 
 GROUPED = AttentionShape(num_query_heads=4, num_kv_heads=2, head_dim=8)
 SMALL_LATENT = AttentionShape(
@@ -77,6 +78,55 @@ def test_the_rows_of_all_ranks_are_dense_attention(size):
 
     found = ThreadGroup(2).run(rank)
     assert set().union(*found) == set(range(len(expected)))
+
+
+COMPILED = Seat(kernels="numba", backend="numba")
+
+
+@pytest.mark.parametrize("num_layers", [1, 3])
+def test_recorded_layers_give_the_bits_of_called_ones(num_layers):
+    size = CaseSize(context=9, num_streams=2, block_size=4, num_layers=num_layers)
+    case = PagedCase(GROUPED, size, Inputs.random(GROUPED, size), COMPILED)
+    expected, repeat = case.run().clone(), case.recorded()
+    out = repeat()
+    assert torch.equal(out, expected)
+    with torch.inference_mode():
+        out.zero_()
+    assert torch.equal(repeat(), expected)
+
+
+def test_layers_that_look_at_numbers_are_not_recorded(monkeypatch):
+    size = CaseSize(context=5, block_size=4)
+    case = PagedCase(GROUPED, size, Inputs.random(GROUPED, size), COMPILED)
+    monkeypatch.setattr(PagedCase, "run", lambda self: self._new * self._new.sum().item())
+    with pytest.raises(UnsupportedError, match=r"backend numba: aten::\S+ makes a pass depend"):
+        case.recorded()
+
+
+def test_tokens_over_each_other_are_as_many_as_before():
+    """Each block is read again for later tokens, and holds the last that was written."""
+    plain = CaseSize(context=12, block_size=4)
+    few = CaseSize(context=12, block_size=4, num_own_blocks=1)
+    inputs = Inputs.random(GROUPED, plain)
+    last = inputs.rows[:, 8:]
+    over = PagedCase(GROUPED, few, inputs, COMPILED)
+    repeated = Inputs(last.repeat(1, 3, 1, 1), inputs.query)
+    torch.testing.assert_close(
+        over.run().double(), dense(GROUPED, plain, repeated), atol=1e-5, rtol=0
+    )
+    assert over.kv_bytes == PagedCase(GROUPED, plain, inputs, COMPILED).kv_bytes
+
+
+def test_the_sum_of_rows_reads_every_layer():
+    size = CaseSize(context=8, block_size=4, num_layers=2)
+    inputs = Inputs.random(GROUPED, size)
+    case = PagedCase(GROUPED, size, inputs, Seat(kernels="torch", backend="torch"))
+    for layer in range(2):  # block 0, which no sequence has, was never written
+        case._attention.resources.store.layer(layer)[:4] = layer
+    own = inputs.rows.double().sum()
+    pad = 4 * 2 * 16
+    expected = torch.stack([own, own + pad])
+    torch.testing.assert_close(case.sum_rows().double(), expected, atol=1e-3, rtol=0)
 
 
 def test_bytes_and_operations_are_counted_by_hand():

@@ -24,8 +24,10 @@ from heddle.kernels.paged_decode.plan import IntArray, PagedPlan, RowWidths
 from heddle.kernels.vectors import LANES
 from heddle.layout.cache_rows import RowFormat
 
-TILE_BYTES = 128 << 10
-"""Of a tile at most: it and the next lie in a core's own cache."""
+TILE_BYTES = 48 << 10
+"""Of a tile at most: it and the next lie in a core's own cache. Larger ones lose where blocks
+are short, smaller ones spend more on weights.
+"""
 _LOG2_E = 1 / math.log(2.0)
 _MAX_KEY_PARTS = 13
 
