@@ -5,8 +5,9 @@
 An error is the largest difference from float64, beside that of the reference in float32 on the same
 inputs. A share is bytes that must move over the time, divided by the bandwidth of a plain torch
 read (for ops that read) or copy (for ops that move) in the same round; the median of all rounds.
+A decode step of some layers is timed as Python launches it and as a captured graph, in turn.
 Without a device nothing is timed and the last line says `"device": null`; `--interpret` still takes
-the errors, of small inputs in Triton's interpreter.
+the errors, of small inputs in Triton's interpreter, and a small step.
 """
 
 from __future__ import annotations
@@ -35,6 +36,19 @@ ROUNDS = 7
 BLOCK_SIZE = 16
 LIMIT_BYTES = 4 << 30
 """Of a tensor that is read, or copied: far more than any cache of the device."""
+STEP = {
+    "num_layers": 8,
+    "hidden": 4096,
+    "inner": 14336,
+    "heads": 32,
+    "kv_heads": 8,
+    "width": 128,
+    "max_rows": 32,
+    "max_blocks": 256,
+}
+"""Of a decode step: the layers of a model with 8 billion weights."""
+STEP_CONTEXT = 4096
+STEP_REQUESTS = (1, 7, 32)
 Tensors = tuple[torch.Tensor, ...]
 
 
@@ -265,6 +279,68 @@ def errors(device: torch.device, report: Report) -> dict[str, dict[str, float]]:
     return found
 
 
+def graph_steps(
+    device: torch.device, arguments: Any, report: Report
+) -> dict[str, dict[str, float]]:
+    """One decode step, eager and as a graph, in turn; padded to the row count that is captured."""
+    from heddle.bench.graph_step import DecodeStep, StepShape
+    from heddle.kernels.recording.cuda_graphs import CudaGraphApi
+    from heddle.kernels.recording.graphs import Graphs
+
+    rounds = arguments.rounds or (2 if arguments.quick else ROUNDS)
+    step = DecodeStep(StepShape(**STEP), device, torch.bfloat16)
+    graphs = Graphs(CudaGraphApi(device))
+    found = {}
+    for num_requests in STEP_REQUESTS:
+        name = f"decode step, {num_requests} x {STEP_CONTEXT}"
+        say(name)
+        num_rows = graphs.num_rows(num_requests, lambda: None)
+        assert num_rows is not None, "of the counts that are captured"
+        hidden = torch.randn(num_rows, STEP["hidden"], device=device).to(torch.bfloat16)
+        slots = step.plan([STEP_CONTEXT] * num_requests, num_rows)
+
+        def eager(hidden: torch.Tensor = hidden, slots: torch.Tensor = slots) -> torch.Tensor:
+            return step.compute(hidden, slots)
+
+        def graph(hidden: torch.Tensor = hidden, slots: torch.Tensor = slots) -> torch.Tensor:
+            return graphs.run("step", [hidden, slots], lambda: step.compute(hidden, slots))
+
+        with torch.inference_mode():
+            expected = eager().clone()
+            for _ in range(4):  # watched, watched, captured, replayed
+                result = graph()
+            pairs = [(seconds(eager), seconds(graph)) for _ in range(rounds)]
+        found[name] = {
+            "eager_seconds": statistics.median(one for one, _ in pairs),
+            "graph_seconds": statistics.median(other for _, other in pairs),
+            "eager_over_graph": statistics.median(one / other for one, other in pairs),
+            "error": worst((result,), (expected,)),
+        }
+    rows = [
+        [name, each["eager_seconds"] * 1e6, each["graph_seconds"] * 1e6, each["eager_over_graph"]]
+        for name, each in found.items()
+    ]
+    report.table("decode step", ["step", "eager us", "graph us", "eager / graph"], rows)
+    return found
+
+
+def small_step(report: Report) -> dict[str, float]:
+    """The step that is timed on a device, small and interpreted: pads against none."""
+    from heddle.bench.graph_step import DecodeStep, StepShape
+
+    device, found = torch.device("cpu"), []
+    sizes = {"num_layers": 1, "hidden": 32, "inner": 32, "heads": 4, "kv_heads": 2}
+    for num_rows in (2, 4):
+        step = DecodeStep(
+            StepShape(**sizes, width=16, max_rows=4, max_blocks=2), device, torch.float32
+        )
+        hidden = torch.randn(4, 32, generator=torch.Generator().manual_seed(0))[:num_rows]
+        found.append(step.compute(hidden, step.plan([9, 20], num_rows))[:2])
+    error = worst((found[1],), (found[0],))
+    report.table("decode step, 2 rows as 4", ["largest difference"], [[error]])
+    return {"difference": error}
+
+
 def main() -> int:
     flags = parser(__doc__)
     flags.add_argument("--interpret", action="store_true", help="errors without a device")
@@ -274,6 +350,7 @@ def main() -> int:
     if arguments.interpret:
         os.environ["TRITON_INTERPRET"] = "1"  # read when triton is imported, below
         metrics["errors"] = errors(torch.device("cpu"), report)
+        metrics["padded_step"] = small_step(report)
         return report.finish(arguments, metrics)
     if not torch.cuda.is_available():
         report.note("No CUDA device: nothing was timed. --interpret takes the errors.")
@@ -282,6 +359,7 @@ def main() -> int:
     metrics["device"] = torch.cuda.get_device_name(device)
     metrics["errors"] = errors(device, report)
     metrics["shares"] = shares(device, arguments, report)
+    metrics["steps"] = graph_steps(device, arguments, report)
     return report.finish(arguments, metrics)
 
 

@@ -21,7 +21,7 @@ from heddle.attention.storage import SlotRange
 from heddle.attention.views import attend, joined, visible_of
 from heddle.comm.base import Communicator
 from heddle.comm.solo import SoloCommunicator
-from heddle.kernels.recording.recording import Input
+from heddle.kernels.recording.inputs import Input
 from heddle.layout.heads import HeadRun
 from heddle.layout.rows import RowClass
 from heddle.step.lanes import MergeLanes
@@ -33,14 +33,27 @@ _Views = list[tuple[SlotRange, Visible]]
 
 
 class CopyRows:
-    """Attention of the COPY rows of one step in the layers of one cache group."""
+    """Attention of the COPY rows of one step in the layers of one cache group.
 
-    def __init__(self, step: RankStep, group: GroupStep, resources: AttentionResources) -> None:
+    Args:
+        step: this rank's rows.
+        group: what they do in these layers.
+        resources: of the rank.
+        num_tables: block tables of a plan at least, see `paged_plans`.
+    """
+
+    def __init__(
+        self,
+        step: RankStep,
+        group: GroupStep,
+        resources: AttentionResources,
+        num_tables: int = 1,
+    ) -> None:
         plan = group.plan.classes[RowClass.COPY]
         self.num_rows = step.num_copy
         self.resources = resources
         self.lanes = range(MergeLanes.of(resources.topology, group.group).per_place)
-        self.paged = self._paged(group.copy_parts)
+        self.paged = self._paged(group.copy_parts, num_tables)
         self.parts = (
             []
             if self.paged is not None
@@ -58,7 +71,7 @@ class CopyRows:
         )
         self.exchange = resources.exchange(plan.returns)
 
-    def _paged(self, parts: Sequence[CopyPart]) -> list[PagedRows] | None:
+    def _paged(self, parts: Sequence[CopyPart], num_tables: int) -> list[PagedRows] | None:
         """Per lane; None where rows are met request by request."""
         found = []
         for lane in self.lanes:
@@ -68,7 +81,7 @@ class CopyRows:
                 for view in part.views
                 if view.lane == lane
             ]
-            paged = PagedRows.of(views, self.num_rows, self.resources)
+            paged = PagedRows.of(views, self.num_rows, self.resources, num_tables)
             if paged is None:
                 return None
             found.append(paged)

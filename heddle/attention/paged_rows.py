@@ -62,13 +62,16 @@ class _Layer:
         return True
 
 
-def paged_plans(views: Sequence[RowView], num_rows: int, block_size: int) -> list[PagedPlan] | None:
+def paged_plans(
+    views: Sequence[RowView], num_rows: int, block_size: int, num_tables: int = 1
+) -> list[PagedPlan] | None:
     """Plans that together hold every key that the rows meet, each of them once.
 
     Args:
         views: disjoint in what a row meets.
         num_rows: `R`; rows of no view meet nothing.
         block_size: rows of a block.
+        num_tables: block tables at least; those of no view are block 0.
 
     Returns:
         At least one plan; None where single stored rows are picked, which no run of blocks says.
@@ -82,16 +85,18 @@ def paged_plans(views: Sequence[RowView], num_rows: int, block_size: int) -> lis
         if not any(layer.take(view, table) for layer in layers):
             layers.append(_Layer(num_rows))
             layers[-1].take(view, table)
-    blocks = _stacked(views, tables, block_size)
+    blocks = _stacked(views, tables, block_size, num_tables)
     return [
         PagedPlan(blocks, layer.table_of_row, layer.first, layer.end, block_size)
         for layer in layers
     ]
 
 
-def _stacked(views: Sequence[RowView], number_of: dict[int, int], block_size: int) -> IntArray:
+def _stacked(
+    views: Sequence[RowView], number_of: dict[int, int], block_size: int, num_tables: int
+) -> IntArray:
     """`[S, B]`, as far as any row meets keys."""
-    used = [0] * max(len(number_of), 1)
+    used = [0] * max(len(number_of), num_tables)
     for view in views:
         number = number_of[id(view.keys.block_table)]
         used[number] = max(used[number], -(-view.keys.end // block_size))
@@ -112,13 +117,17 @@ class PagedRows:
 
     @classmethod
     def of(
-        cls, views: Sequence[RowView], num_rows: int, resources: AttentionResources
+        cls,
+        views: Sequence[RowView],
+        num_rows: int,
+        resources: AttentionResources,
+        num_tables: int = 1,
     ) -> PagedRows | None:
-        """None where rows must be met request by request, read beforehand."""
+        """None where rows must be met request by request, read beforehand; see `paged_plans`."""
         backend, store = resources.backend, resources.store
         if not isinstance(backend, PagedBackend):
             return None
-        plans = paged_plans(views, num_rows, store.block_size)
+        plans = paged_plans(views, num_rows, store.block_size, num_tables)
         return None if plans is None else cls(plans, backend, store)
 
     def attend(

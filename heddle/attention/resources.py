@@ -15,7 +15,7 @@ from heddle.attention.exchange.placement import Placement
 from heddle.attention.recurrent.store import StateStore
 from heddle.attention.storage import KVStore
 from heddle.comm.base import Communicator, RankGroups
-from heddle.kernels.recording.recordings import Recordings
+from heddle.kernels.recording.player import Player
 from heddle.kernels.registry import Kernels, create_kernels
 from heddle.layout.heads import HeadRun
 from heddle.step.localize import RankStep
@@ -37,7 +37,7 @@ class AttentionResources:
     states: StateStore | None = None
     """Of the recurrent layers that this rank holds; None: it has none."""
     kernels: Kernels = field(default_factory=partial(create_kernels, "torch"))
-    recordings: Recordings | None = None
+    recordings: Player | None = None
     """Of passes over this rank's layers; None: each pass is computed anew."""
 
     @cached_property

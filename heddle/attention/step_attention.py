@@ -31,10 +31,11 @@ from heddle.attention.resources import AttentionResources
 from heddle.attention.sparse.create import create_sparse_rows
 from heddle.attention.sparse.kind import SparseLatentKind
 from heddle.attention.storage import SlotWrite
-from heddle.kernels.recording.recording import Input
+from heddle.kernels.recording.inputs import Input
 from heddle.step.experts import dispatched_rows
 from heddle.step.local_group import GroupStep, localize_group
 from heddle.step.localize import RankStep
+from heddle.step.padding import pad_group, pad_rows
 from heddle.step.recurrent import create_recurrent_step
 
 MAX_REPEATED_ROWS = 64
@@ -42,15 +43,31 @@ MAX_REPEATED_ROWS = 64
 
 
 class RankAttention:
-    """`StepOps` of one rank for one step; index tensors are made once and serve every layer."""
+    """`StepOps` of one rank for one step; index tensors are made once and serve every layer.
 
-    def __init__(self, step: RankStep, resources: AttentionResources) -> None:
+    Args:
+        step: this rank's part, without pads among COPY rows.
+        resources: of the rank.
+        num_rows: COPY rows that are computed, pads included; None: those of the step, and its
+            layers are computed anew.
+    """
+
+    def __init__(
+        self, step: RankStep, resources: AttentionResources, num_rows: int | None = None
+    ) -> None:
         self.resources = resources
         topology = resources.topology
         steps = [localize_group(step, topology, group) for group in range(len(topology.groups))]
+        self._is_like_others = num_rows is not None
+        if num_rows is not None and num_rows != step.num_copy:
+            step = pad_rows(step, num_rows)
+            steps = [pad_group(found, num_rows) for found in steps]
         self.coverage = tuple(found.coverage for found in steps)
         """Per cache group: mix of the rows that this rank writes."""
-        self._groups = [GroupAttention(step, found, resources) for found in steps]
+        # A row at most reads a table of its own; so looks do not tell how many requests there are.
+        is_fixed = resources.recordings is not None and resources.recordings.has_fixed_sizes
+        num_tables = (num_rows or 1) if is_fixed else 1
+        self._groups = [GroupAttention(step, found, resources, num_tables) for found in steps]
         self._recurrence = _create_recurrence(step, resources)
         self._step = step
 
@@ -71,7 +88,7 @@ class RankAttention:
     ) -> torch.Tensor:
         """See `StepOps.repeated`."""
         recordings, looks = self.resources.recordings, self._looks
-        if recordings is None or looks is None:
+        if recordings is None or looks is None or not self._is_like_others:
             return compute()
         own = [given for group in self._groups for given in group.inputs]
         return recordings.run(looks, [*inputs, *own], compute)
@@ -147,16 +164,22 @@ def _create_recurrence(step: RankStep, resources: AttentionResources) -> RankRec
 
 
 class GroupAttention:
-    """The layers of one cache group in one step."""
+    """The layers of one cache group in one step; arguments as of `CopyRows`."""
 
-    def __init__(self, step: RankStep, group: GroupStep, resources: AttentionResources) -> None:
+    def __init__(
+        self,
+        step: RankStep,
+        group: GroupStep,
+        resources: AttentionResources,
+        num_tables: int = 1,
+    ) -> None:
         self.resources = resources
         self.num_copy = step.num_copy
         self.num_distributed = step.num_distributed
         self.write = SlotWrite.of(group.slot_mapping, resources.store.num_slots)
         self.new_order = torch.tensor(group.new_order)
         self.new_sends = None if group.new_sends is None else torch.tensor(group.new_sends)
-        self.copy_rows = CopyRows(step, group, resources)
+        self.copy_rows = CopyRows(step, group, resources, num_tables)
         self.classes = [DistributedRows(step, rows, resources) for rows in group.classes]
         is_sparse = resources.topology.model.sparse is not None
         self.sparse_rows = create_sparse_rows(step, resources) if is_sparse else []

@@ -29,8 +29,9 @@ from heddle.config import AdapterConfig, CacheConfig, EngineConfig, ParallelConf
 from heddle.config.engine import CpuCommBackend, KernelChoice, ModelImpl, QuantizationChoice
 from heddle.config.parallel import CommBackend, ContextExchange, RowSharding
 from heddle.config.scheduler import SchedulingPolicy
+from heddle.engine.args import executor_name
 
-UserExecutor = Literal["auto", "inline", "threads", "processes"]
+UserExecutor = Literal["auto", "inline", "threads", "processes", "ray"]
 """Executors a user may name; a launcher's ranks are found, not asked for."""
 
 
@@ -143,9 +144,10 @@ LAYOUT_FLAGS: tuple[Flag, ...] = (
         choices=typing.get_args(RowSharding),
     ),
     Flag(
-        names=("--executor",),
+        names=("--executor", "--distributed-executor-backend"),
         config=EngineConfig,
         field="executor",
+        convert=executor_name,
         choices=typing.get_args(UserExecutor),
     ),
     Flag(
@@ -285,6 +287,12 @@ ENGINE_FLAGS: tuple[Flag, ...] = (
         names=("--enforce-eager",),
         config=EngineConfig,
         field="enforce_eager",
+        action=argparse.BooleanOptionalAction,
+    ),
+    Flag(
+        names=("--cuda-graphs",),
+        config=EngineConfig,
+        field="cuda_graphs",
         action=argparse.BooleanOptionalAction,
     ),
     Flag(names=("--num-threads",), config=EngineConfig, field="num_threads", convert=integer),

@@ -16,7 +16,7 @@ from heddle.config.scheduler import SchedulerConfig
 from heddle.config.speculative import SpeculativeConfig
 from heddle.errors import ConfigError
 
-ExecutorName = Literal["auto", "inline", "threads", "processes", "torchrun"]
+ExecutorName = Literal["auto", "inline", "threads", "processes", "ray", "torchrun"]
 ModelImpl = Literal["auto", "native", "transformers"]
 CpuCommBackend = Literal["auto", "shm", "gloo"]
 KernelChoice = Literal["auto", "torch", "numba"]
@@ -40,7 +40,9 @@ class EngineConfig:
     dtype: str = "auto"
     """Compute dtype; auto is float32 on a CPU, the checkpoint's on a GPU."""
     executor: ExecutorName = "auto"
-    """Where ranks live: in the caller, in threads of it, or in processes."""
+    """Where ranks live: in the caller, in threads of it, in processes of this host (also called
+    `mp`), or in processes on the nodes of a Ray cluster.
+    """
     cpu_comm_backend: CpuCommBackend = "auto"
     """What carries tensors between rank processes: memory that they share, or gloo's sockets; auto
     is shared memory where all ranks are processes of this host.
@@ -60,6 +62,10 @@ class EngineConfig:
     enforce_eager: bool = False
     """Compute every step in Python, layer by layer; else compiled kernels of a step that looks like
     an earlier one are launched again together.
+    """
+    cuda_graphs: bool = False
+    """Let a CUDA device capture decode steps, padded to a few row counts, and launch each as one;
+    other steps are computed as with enforce_eager. Needs ranks that compute on CUDA.
     """
     quantization: QuantizationChoice = "none"
     """How matrices of products lie in memory: in the compute dtype, in 8 bits with a scale per 64
@@ -160,6 +166,7 @@ class ResolvedConfig:
     """Virtual blocks of the pool, block 0 included."""
     kernels: Literal["torch", "numba"] = "torch"
     enforce_eager: bool = False
+    cuda_graphs: bool = False
     quantization: QuantizationChoice = "none"
     num_state_slots: int = 0
     """Slots for recurrent states in each replica, slot 0 included; 0 without recurrent layers."""

@@ -33,14 +33,25 @@ def resolve_here(config: EngineConfig, launch: LaunchInfo | None = None) -> Reso
         config = dataclasses.replace(config, executor="torchrun")
     path = str(resolve_model_path(config.model))
     free_memory = int(psutil.virtual_memory().available)
+    num_cores = len(os.sched_getaffinity(0))
+    ranks_on_host = None if launch is None else launch.local_world_size
+    refusal = shared_memory_refusal(config.parallel.world_size, free_memory)
+    if config.executor == "ray":
+        from heddle.engine.executors.ray_executor import survey_hosts  # the package may be absent
+
+        hosts = survey_hosts(config)
+        num_cores = min(num_cores, hosts.num_cores)
+        free_memory = min(free_memory, hosts.free_memory_bytes or free_memory)
+        ranks_on_host, refusal = hosts.ranks_on_host, hosts.refusal or refusal
     resolved = resolve(
         config,
         load_model_config(path, config.hf_overrides, config.model_impl),
         free_memory_bytes=free_memory,
-        num_cores=len(os.sched_getaffinity(0)),
-        ranks_on_host=None if launch is None else launch.local_world_size,
+        num_cores=num_cores,
+        ranks_on_host=ranks_on_host,
         has_numba=importlib.util.find_spec("numba") is not None,
-        shared_memory_refusal=shared_memory_refusal(config.parallel.world_size, free_memory),
+        shared_memory_refusal=refusal,
+        cuda_graphs_refusal=_cuda_graphs_refusal() if config.cuda_graphs else None,
         model_path=path,
     )
     costs, why = choose_costs(
@@ -49,6 +60,13 @@ def resolve_here(config: EngineConfig, launch: LaunchInfo | None = None) -> Reso
         deterministic=config.deterministic,
     )
     return dataclasses.replace(resolved, link_costs=costs, reasons=(*resolved.reasons, why))
+
+
+def _cuda_graphs_refusal() -> str | None:
+    from heddle.kernels.recording.cuda_graphs import refusal  # these import torch
+    from heddle.runner.worker import COMPUTE_DEVICE
+
+    return refusal(COMPUTE_DEVICE)
 
 
 def serve_launched_rank(config: EngineConfig, launch: LaunchInfo) -> None:

@@ -20,7 +20,7 @@ from heddle.config import (
 )
 from heddle.config.engine import QuantizationChoice
 from heddle.config.link_costs import LinkCosts
-from heddle.errors import ConfigError, TopologyError
+from heddle.errors import ConfigError, TopologyError, counted
 from heddle.layout import rules
 from heddle.layout.cache_rows import CACHE_DTYPES, DTYPE_BYTES
 from heddle.layout.pool import (
@@ -31,7 +31,7 @@ from heddle.layout.pool import (
 )
 from heddle.layout.rule import is_count
 
-_EXECUTORS = ("inline", "threads", "processes", "torchrun")
+_EXECUTORS = ("inline", "threads", "processes", "ray", "torchrun")
 _BACKENDS = ("torch", "reference", "numba", "flashinfer", "flash_attn")
 _CPU_COMM_BACKENDS = ("shm", "gloo")
 _KERNELS = ("torch", "numba")
@@ -58,6 +58,7 @@ def resolve(
     ranks_on_host: int | None = None,
     has_numba: bool = True,
     shared_memory_refusal: str | None = None,
+    cuda_graphs_refusal: str | None = None,
     model_path: str,
 ) -> ResolvedConfig:
     """Replace every `auto` by a value.
@@ -70,6 +71,7 @@ def resolve(
         ranks_on_host: ranks that share it; None: all of them.
         has_numba: kernels can be compiled there.
         shared_memory_refusal: why rank processes there cannot share memory; None: they can.
+        cuda_graphs_refusal: why ranks cannot capture steps; None: they can, or nobody asks it.
         model_path: folder or file of the checkpoint on this machine.
     Raises:
         TopologyError: the layout is not legal; carries all reasons and the nearest legal layouts.
@@ -123,6 +125,7 @@ def resolve(
         cpu_comm_backend=_cpu_comm_backend(config, executor, shared_memory_refusal, reasons),
         kernels=(kernels := _kernels(config, dtype, has_numba, reasons)),
         enforce_eager=config.enforce_eager,
+        cuda_graphs=_cuda_graphs(config, cuda_graphs_refusal),
         quantization=_quantization(config, kernels, model_path, reasons),
         backend=_backend(config, kernels, reasons),
         num_blocks=num_blocks,
@@ -139,6 +142,20 @@ def resolve(
         link_costs=config.link_costs or LinkCosts(),
         reasons=tuple(reasons),
     )
+
+
+def _cuda_graphs(config: EngineConfig, refusal: str | None) -> bool:
+    if config.cuda_graphs and config.enforce_eager:
+        raise ConfigError(
+            "cuda_graphs=True is not legal with enforce_eager=True; a step is captured or computed "
+            "layer by layer; legal here: either of them alone (nearest: cuda_graphs=False)"
+        )
+    if config.cuda_graphs and refusal is not None:
+        raise ConfigError(
+            f"cuda_graphs=True is not legal here: {refusal}; a graph is captured of what ranks "
+            "launch on a CUDA device; legal here: False (nearest: cuda_graphs=False)"
+        )
+    return config.cuda_graphs
 
 
 def _window(config: EngineConfig, model: ModelConfig) -> int:
@@ -238,7 +255,7 @@ def _executor(config: EngineConfig, reasons: list[str]) -> str:
     if config.executor == "inline" and world_size > 1:
         raise ConfigError(
             f"executor=inline is not legal with {world_size} ranks; it runs one rank in the "
-            f"caller's thread; legal here: auto, threads, processes, torchrun (nearest: auto)"
+            f"caller's thread; legal here: auto, threads, processes, ray, torchrun (nearest: auto)"
         )
     if config.executor != "auto":
         return _named("executor", config.executor, _EXECUTORS)
@@ -253,7 +270,7 @@ def _cpu_comm_backend(
     asked = config.cpu_comm_backend
     if asked != "auto":
         _named("cpu_comm_backend", asked, _CPU_COMM_BACKENDS)
-    if executor not in ("processes", "torchrun"):
+    if executor not in ("processes", "ray", "torchrun"):
         if asked != "auto":
             raise ConfigError(
                 f"cpu_comm_backend={asked} is not legal with executor={executor}; it connects rank "
@@ -345,7 +362,10 @@ def _threads(
         reasons.append("num_threads: 1, since ranks are threads of one process")
         return 1
     threads = max(1, num_cores // ranks_on_host)
-    reasons.append(f"num_threads: {threads}, from {num_cores} cores for {ranks_on_host} ranks")
+    reasons.append(
+        f"num_threads: {threads}, from {counted(num_cores, 'core')} for "
+        f"{counted(ranks_on_host, 'rank')}"
+    )
     return threads
 
 

@@ -14,7 +14,7 @@ import torch
 
 from heddle.comm.base import Communicator, Pending, RankGroups
 from heddle.errors import PlanMismatch
-from heddle.kernels.recording.recording import as_one_call, never_repeated
+from heddle.kernels.recording.noting import always_on_host, as_one_call, never_repeated
 from heddle.layout.mesh import GROUP_KINDS, GroupKind
 from heddle.step.traffic import Collective
 
@@ -31,6 +31,7 @@ class ScheduleGuard:
         self._expected = iter(schedule)
         self._count = 0
 
+    @always_on_host
     def check(self, op: str, group: GroupKind, shape: Sequence[int], dtype: torch.dtype) -> None:
         """Compare a call with the next entry.
 
@@ -88,6 +89,11 @@ class GuardedCommunicator:
     def world_size(self) -> int:
         """Members of this group."""
         return self._inner.world_size
+
+    @property
+    def is_capturable(self) -> bool:
+        """A graph may hold the calls of this group, as its communicator says."""
+        return getattr(self._inner, "is_capturable", False)
 
     @as_one_call
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:

@@ -13,19 +13,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
 from heddle.attention.backends import create_backend
-from heddle.attention.backends.base import AttentionBackend
+from heddle.attention.backends.base import AttentionBackend, PagedBackend
 from heddle.attention.recurrent.store import StateStore
 from heddle.attention.resources import AttentionResources
 from heddle.attention.row_codec import create_row_codec
 from heddle.attention.step_attention import RankAttention
 from heddle.attention.storage import KVStore
 from heddle.comm.base import RankGroups, World
+from heddle.comm.counting import CollectiveCounts, count_groups
 from heddle.config.engine import ResolvedConfig
 from heddle.errors import PlanMismatch, UnsupportedError
+from heddle.kernels.recording.cuda_graphs import CudaGraphApi
+from heddle.kernels.recording.graphs import Graphs
+from heddle.kernels.recording.player import Player
 from heddle.kernels.recording.recordings import Recordings
 from heddle.kernels.registry import Kernels, create_kernels
 from heddle.layout.cache_rows import row_format
@@ -41,6 +46,7 @@ from heddle.runner.results import collect_samples
 from heddle.runner.row_inputs import create_row_inputs
 from heddle.step.batch import GlobalBatch, RankReply, SampledToken
 from heddle.step.localize import RankStep, localize
+from heddle.step.padding import pad_rows, unlike_reason
 from heddle.step.plan import StepPlan, plan
 from heddle.step.schedule import collective_schedule
 from heddle.step.topology import Topology
@@ -79,7 +85,9 @@ class RankWorker:
         self.global_rank = global_rank
         self.coord = self.topology.mesh.coord_of(global_rank)
         self.guard = ScheduleGuard()
-        self.groups = guard_groups(_form_groups(self.topology, world), self.guard)
+        self._counts = CollectiveCounts()
+        groups = count_groups(_form_groups(self.topology, world), self._counts)
+        self.groups = guard_groups(groups, self.guard)
         self.dtype: torch.dtype = getattr(torch, resolved.dtype)
         self.device = device
         backend = self._create_backend(resolved)
@@ -113,7 +121,7 @@ class RankWorker:
             self.coord.tp,
             self.states,
             kernels,
-            _create_recordings(resolved),
+            _create_recordings(resolved, backend, device),
         )
 
     def _create_backend(self, resolved: ResolvedConfig) -> AttentionBackend:
@@ -187,9 +195,12 @@ class RankWorker:
         for kind in GROUP_KINDS:
             self.groups.of(kind).set_deadline(deadline)
         step = localize(step_plan, self.topology, self.global_rank)
+        recordings = self.resources.recordings
+        num_repeated = 0 if recordings is None else recordings.num_repeated
+        num_rows = self._num_rows(step_plan)
         with torch.inference_mode():
-            attention = RankAttention(step, self.resources)
-            sampled = self._run(step, attention)
+            attention = RankAttention(step, self.resources, num_rows)
+            sampled = self._run(step if num_rows is None else pad_rows(step, num_rows), attention)
         return RankReply(
             epoch=batch.epoch,
             step=batch.step,
@@ -197,7 +208,16 @@ class RankWorker:
             coverage=attention.coverage,
             sampled=sampled,
             seconds=time.monotonic() - started,
+            collectives=self._counts.take(),
+            recordings=None if recordings is None else recordings.use_since(num_repeated),
         )
+
+    def _num_rows(self, step_plan: StepPlan) -> int | None:
+        """COPY rows of a step that is computed like others, pads included."""
+        recordings, num_copy = self.resources.recordings, step_plan.rows.num_copy
+        if recordings is None:
+            return None
+        return recordings.num_rows(num_copy, partial(unlike_reason, step_plan, self.topology))
 
     def _run(self, step: RankStep, attention: RankAttention) -> tuple[SampledToken, ...]:
         self._prepare(step.plan.batch)
@@ -259,11 +279,27 @@ class RankWorker:
         return self.model.logits(picked.index_select(0, torch.tensor(rows.order)))
 
 
-def _create_recordings(resolved: ResolvedConfig) -> Recordings | None:
-    """Steps that look alike are recorded where compiled kernels launch."""
+def _create_recordings(
+    resolved: ResolvedConfig, backend: AttentionBackend, device: torch.device
+) -> Player | None:
+    """Steps that look alike are captured where that was asked for, and else recorded where compiled
+    kernels launch.
+    """
+    if resolved.cuda_graphs:
+        return _create_graphs(backend, device)
     if resolved.enforce_eager or resolved.kernels != "numba":
         return None
     return Recordings(resolved.num_threads)
+
+
+def _create_graphs(backend: AttentionBackend, device: torch.device) -> Graphs | None:
+    """None on a rank that is only weighed."""
+    if not isinstance(backend, PagedBackend):
+        raise UnsupportedError(
+            f"attention_backend={backend.name} cannot serve cuda_graphs: it meets stored rows "
+            "request by request, and a graph needs one call for all of them"
+        )
+    return None if device.type == "meta" else Graphs(CudaGraphApi(device))
 
 
 def _form_groups(topology: Topology, world: World) -> RankGroups:

@@ -13,7 +13,7 @@ from heddle.config.link_costs import SHARED_MEMORY_COSTS, LinkCosts
 from heddle.engine.executors.launch_info import LaunchInfo
 from heddle.engine.machine import resolve_here
 from heddle.engine.measured_costs import costs_path, store_costs
-from heddle.errors import ModelFileError, TopologyError
+from heddle.errors import ConfigError, ModelFileError, TopologyError
 from tests.support.tiny import build_tiny
 
 
@@ -68,3 +68,10 @@ def test_a_refused_layout_and_a_missing_model_are_refused_here(folder: str, tmp_
         resolve_here(config)
     with pytest.raises(ModelFileError, match="nowhere"):
         resolve_here(EngineConfig(model=str(tmp_path / "nowhere")))
+
+
+def test_graphs_are_refused_here_as_ranks_compute_on_the_cpu(folder: str) -> None:
+    with pytest.raises(
+        ConfigError, match=r"cuda_graphs=True is not legal here: ranks compute on cpu .*nearest"
+    ):
+        resolve_here(EngineConfig(model=folder, cuda_graphs=True))

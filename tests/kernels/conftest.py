@@ -1,7 +1,7 @@
 """Where Triton's kernels run in the tests: interpreted on the CPU, or compiled on a device.
 
 One process does one of the two, as triton decides when it is first imported: the default suite
-interprets, and `TRITON_INTERPRET=0 pytest -m gpu tests/kernels` runs the same laws on a device.
+interprets, and `TRITON_INTERPRET=0 pytest -m gpu tests` runs the same laws on a device.
 """
 
 from __future__ import annotations

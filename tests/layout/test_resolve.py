@@ -208,7 +208,7 @@ def test_a_sliding_window_bounds_layers_and_not_the_context() -> None:
         ({"dtype": "int8"}, r"dtype=int8 is not legal; legal here: auto, float32, float64"),
         ({"cache": CacheConfig(kv_cache_dtype="fp8")}, "kv_cache_dtype=fp8 .* fp8_e4m3, int8"),
         ({"executor": "inline", "parallel": degrees(2, 1, 1)}, "executor=inline .* 2 ranks"),
-        ({"executor": "ray"}, "executor=ray is not legal"),
+        ({"executor": "moon"}, "executor=moon is not legal"),
         ({"backend": "flash"}, "attention_backend=flash is not legal"),
         ({"num_threads": 0}, r"num_threads=0 is not legal; it is at least 1 \(nearest: 1\)"),
         ({"scheduler": SchedulerConfig(max_num_seqs=0)}, "max_num_seqs=0 is not legal"),
@@ -328,3 +328,29 @@ def test_packed_weights_need_a_file_of_them_and_compiled_kernels(
     assert any(reason.startswith("quantization: int8;") for reason in asked.reasons)
     with pytest.raises(ConfigError, match=message):
         resolved(**settings)
+
+
+def test_graphs_are_refused_where_no_device_captures_them() -> None:
+    def found(**settings: Any) -> ResolvedConfig:
+        return resolve(
+            EngineConfig(model="m", **settings),
+            model_config(),
+            free_memory_bytes=8 * GIB,
+            num_cores=8,
+            cuda_graphs_refusal="ranks compute on cpu (CUDA devices found: 0)",
+            model_path="/models/m",
+        )
+
+    with pytest.raises(
+        ConfigError,
+        match=r"cuda_graphs=True is not legal here: ranks compute on cpu .* "
+        r"legal here: False \(nearest: cuda_graphs=False\)",
+    ):
+        found(cuda_graphs=True)
+    assert not found(cuda_graphs=False).cuda_graphs
+
+
+def test_graphs_are_asked_for_alone() -> None:
+    assert resolved(cuda_graphs=True).cuda_graphs
+    with pytest.raises(ConfigError, match=r"cuda_graphs=True is not legal with enforce_eager=True"):
+        resolved(cuda_graphs=True, enforce_eager=True)

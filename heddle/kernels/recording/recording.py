@@ -18,17 +18,17 @@ stay where it is: weights and caches do.
 
 from __future__ import annotations
 
-import threading
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial, wraps
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from heddle.kernels.recording.inputs import Input, take_over
+from heddle.kernels.recording.noting import noted_by
 from heddle.kernels.recording.sequence import LaunchSequence
 from heddle.kernels.threads import watched_by
 
@@ -44,19 +44,9 @@ _ALLOCATIONS = ("aten::empty", "aten::empty_like", "aten::empty_strided", "aten:
 _DEPENDS = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
 
 
-P = ParamSpec("P")
-R = TypeVar("R")
-
-
-class Follower(Protocol):
-    """Memory that kernels find by its address, and that can take over what another one says."""
-
-    def follow(self, other: Any) -> None:
-        """Say what `other`, of the same type, says; it outlives the next repetition."""
-        ...
-
-
-Input = torch.Tensor | Follower
+def depends_on_numbers(func: Any) -> bool:
+    """An operation of torch that takes numbers to Python, or from it, or to a shape."""
+    return func._schema.name in _LOOKS or any(tag in func.tags for tag in _DEPENDS)
 
 
 class Recording(TorchDispatchMode):
@@ -73,7 +63,7 @@ class Recording(TorchDispatchMode):
         self.refusal: str | None = None
         """Why the pass cannot be repeated; None: it can."""
         self._num_threads = num_threads
-        self._steps: list[Callable[[], None]] = []
+        self._steps: list[Callable[[], object]] = []
         self._launches = LaunchSequence(num_threads)
         self._memory: list[torch.Tensor] = []
         self._num_held: Counter[int] = Counter()
@@ -88,10 +78,16 @@ class Recording(TorchDispatchMode):
     def record(self, compute: Callable[[], torch.Tensor]) -> torch.Tensor:
         """Compute, and note; in inference mode, where every call of torch is seen."""
         assert torch.is_inference_mode_enabled(), "else a look at numbers may go unseen"
-        with self, watched_by(self.note_launch), _entered(self):
+        with self.noting(), noted_by(self):
             self._output = compute()
-        self._close_launches()
         return self._output
+
+    @contextmanager
+    def noting(self) -> Iterator[None]:
+        """Note what this thread launches and asks of torch."""
+        with self, watched_by(self.note_launch):
+            yield
+        self._close_launches()
 
     def repeat(self, inputs: Sequence[Input]) -> torch.Tensor:
         """The result for other inputs, good until the next repetition.
@@ -101,15 +97,14 @@ class Recording(TorchDispatchMode):
         """
         assert self.refusal is None, "a refused pass is never repeated"
         assert self._output is not None, "recorded before"
-        for kept, new in zip(self.inputs, inputs, strict=True):
-            if isinstance(kept, torch.Tensor):
-                assert isinstance(new, torch.Tensor), "inputs of a key are alike"
-                kept.copy_(new)
-            else:
-                kept.follow(new)
+        take_over(self.inputs, inputs)
+        self.replay()
+        return self._output
+
+    def replay(self) -> None:
+        """Do what was noted, on the memory as it is."""
         for step in self._steps:
             step()
-        return self._output
 
     @property
     def memory(self) -> tuple[torch.Tensor, ...]:
@@ -134,9 +129,13 @@ class Recording(TorchDispatchMode):
 
     def note_call(self, function: Callable[..., torch.Tensor], *given: Any) -> torch.Tensor:
         """Call a function of which only the result is noted."""
-        with _disable_current_modes(), _entered(None), watched_by(None):
+        with _disable_current_modes(), noted_by(None), watched_by(None):
             result: torch.Tensor = self._note(function, given, {}, function(*given))
             return result
+
+    def note_host_call(self, call: Callable[[], object]) -> None:
+        """A call that the host makes in every pass."""
+        self._add_step(call)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """One operation of torch."""
@@ -144,12 +143,12 @@ class Recording(TorchDispatchMode):
         name = func._schema.name
         if name in _ALLOCATIONS:
             return self._allocate(func, args, given)
-        if name in _LOOKS or any(tag in func.tags for tag in _DEPENDS):
+        if depends_on_numbers(func):
             self.refuse(f"{name} makes a pass depend on numbers")
         result = func(*args, **given)
         if self.refusal is not None:
             return result
-        is_view = _storages([result]) <= _storages((*args, *given.values()))
+        is_view = storages([result]) <= storages((*args, *given.values()))
         if not func._schema.is_mutable:
             return result if is_view else self._note(func, args, given, result)
         if not is_view:
@@ -161,10 +160,10 @@ class Recording(TorchDispatchMode):
     def _note(self, function: Callable[..., Any], args: Any, given: Any, result: Any) -> Any:
         """Note a function whose results are fresh; they move to memory of the recording."""
         kept = _mapped(self._moved, result)
-        held, options, targets = self._held(args), self._held(given), _tensors(self._held(kept))
+        held, options, targets = self._held(args), self._held(given), tensors(self._held(kept))
 
         def repeat() -> None:
-            for target, new in zip(targets, _tensors(function(*held, **options)), strict=True):
+            for target, new in zip(targets, tensors(function(*held, **options)), strict=True):
                 target.copy_(new)
 
         self._add_step(repeat)
@@ -204,7 +203,7 @@ class Recording(TorchDispatchMode):
         users = torch._C._storage_Use_Count(storage._cdata) - 2
         return bool(users > self._num_held[storage._cdata])
 
-    def _add_step(self, step: Callable[[], None]) -> None:
+    def _add_step(self, step: Callable[[], object]) -> None:
         self._close_launches()
         self._steps.append(step)
 
@@ -214,49 +213,11 @@ class Recording(TorchDispatchMode):
             self._launches = LaunchSequence(self._num_threads)
 
 
-def as_one_call(method: Callable[P, torch.Tensor]) -> Callable[P, torch.Tensor]:
-    """Decorates a function that a recording calls again instead of looking inside."""
-
-    @wraps(method)
-    def noted(*args: P.args, **options: P.kwargs) -> torch.Tensor:
-        recording: Recording | None = getattr(_thread, "recording", None)
-        if recording is None:
-            return method(*args, **options)
-        return recording.note_call(partial(method, **options), *args)
-
-    return noted
-
-
-def never_repeated(method: Callable[P, R]) -> Callable[P, R]:
-    """Decorates a function that no recording may contain."""
-
-    @wraps(method)
-    def noted(*args: P.args, **options: P.kwargs) -> R:
-        recording: Recording | None = getattr(_thread, "recording", None)
-        if recording is not None:
-            recording.refuse(f"{method.__name__} is not repeated")
-        return method(*args, **options)
-
-    return noted
-
-
-_thread = threading.local()
-
-
-@contextmanager
-def _entered(recording: Recording | None) -> Iterator[None]:
-    before = getattr(_thread, "recording", None)
-    _thread.recording = recording
-    try:
-        yield
-    finally:
-        _thread.recording = before
-
-
-def _tensors(value: Any) -> list[torch.Tensor]:
+def tensors(value: Any) -> list[torch.Tensor]:
+    """Every tensor of nested lists and tuples."""
     if isinstance(value, torch.Tensor):
         return [value]
-    return [tensor for item in value for tensor in _tensors(item)]
+    return [tensor for item in value for tensor in tensors(item)]
 
 
 def _mapped(function: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
@@ -270,11 +231,12 @@ def _mapped(function: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any
     return value
 
 
-def _storages(values: Any) -> set[int]:
+def storages(values: Any) -> set[int]:
+    """Of every tensor in nested lists and tuples."""
     found = set()
     for value in values:
         if isinstance(value, torch.Tensor):
             found.add(value.untyped_storage()._cdata)
         elif isinstance(value, list | tuple):
-            found |= _storages(value)
+            found |= storages(value)
     return found

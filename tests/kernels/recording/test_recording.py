@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from heddle.kernels.linear.panels import Panels
-from heddle.kernels.recording.recording import Recording, as_one_call, never_repeated
+from heddle.kernels.recording.noting import as_one_call, never_repeated
+from heddle.kernels.recording.recording import Recording
 from heddle.kernels.registry import create_kernels
 
 WIDTH = 32

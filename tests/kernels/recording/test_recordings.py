@@ -35,6 +35,29 @@ def test_what_was_not_asked_for_longest_goes_first(monkeypatch):
     assert run(kept, "b", 2.0) == (4.0, True)
 
 
+def test_what_is_kept_and_used_is_told(monkeypatch):
+    """A recording of one float: its product, 4 bytes."""
+    monkeypatch.setattr(recordings, "MAX_RECORDINGS", 2)
+    kept = Recordings(1)
+    told = []
+    for key in "aaabbbccb":
+        before = kept.num_repeated
+        run(kept, key, 1.0)
+        use = kept.use_since(before)
+        told.append((use.is_repeated, use.num_kept, use.num_bytes))
+    assert told == [
+        (False, 0, 0),
+        (False, 1, 4),
+        (True, 1, 4),
+        (False, 1, 4),
+        (False, 2, 8),
+        (True, 2, 8),
+        (False, 1, 4),  # "a" is gone, and "c" was met once
+        (False, 2, 8),
+        (True, 2, 8),
+    ]
+
+
 def test_a_refused_pass_is_computed_every_time():
     kept = Recordings(1)
     for value in (1.0, 2.0, 3.0):
