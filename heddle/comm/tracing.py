@@ -1,10 +1,7 @@
 """A communicator that writes down what passes through it: calls, shapes and bytes.
 
-Bytes are those a rank receives under the textbook algorithms, from the real sizes of the tensors:
-all-gather (N-1) x own, reduce-scatter and all-to-all (N-1)/N x input, all-reduce twice that; a
-shift its own size, a receive what is announced, a send nothing.
-
-Legend: `N` ranks in the group in hand.
+Bytes are those a rank receives (`heddle.step.traffic.received_bytes`), from the real sizes of the
+tensors.
 """
 
 from __future__ import annotations
@@ -17,6 +14,7 @@ import torch
 
 from heddle.comm.base import Communicator, Pending, World
 from heddle.layout.mesh import GroupKind
+from heddle.step.traffic import CollectiveOp, received_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +23,7 @@ class TraceRecord:
 
     sequence: int
     """Number of the call on this rank, over all its groups, from 0."""
-    op: str
+    op: CollectiveOp
     kind: GroupKind
     label: str
     """Where in the model the call was made; set by the caller."""
@@ -33,8 +31,7 @@ class TraceRecord:
     """Of the input; of a receive, as announced."""
     dtype: torch.dtype
     world_size: int
-    bytes_received: float
-    """A fraction only where an all-reduce does not divide by N."""
+    bytes_received: int
 
 
 @dataclass(slots=True)
@@ -45,7 +42,7 @@ class Trace:
     label: str = ""
     """Copied into every later record, for example `layer 3`."""
 
-    def bytes_received(self) -> float:
+    def bytes_received(self) -> int:
         """Sum over all records."""
         return sum(record.bytes_received for record in self.records)
 
@@ -54,23 +51,15 @@ class Trace:
         self.records.clear()
 
     def add(
-        self, op: str, kind: GroupKind, tensor: torch.Tensor, world_size: int, factor: float
-    ) -> None:
-        """Append a record whose bytes are `factor` (N-1)/N of the input."""
-        size = tensor.numel() * tensor.element_size()
-        received = factor * (world_size - 1) * size / world_size
-        self.append(op, kind, tensor.shape, tensor.dtype, world_size, received)
-
-    def append(
         self,
-        op: str,
+        op: CollectiveOp,
         kind: GroupKind,
         shape: Sequence[int],
         dtype: torch.dtype,
         world_size: int,
-        bytes_received: float,
     ) -> None:
-        """Append a record of known bytes."""
+        """Append a record."""
+        own = math.prod(shape) * dtype.itemsize
         self.records.append(
             TraceRecord(
                 sequence=len(self.records),
@@ -80,7 +69,7 @@ class Trace:
                 shape=tuple(shape),
                 dtype=dtype,
                 world_size=world_size,
-                bytes_received=bytes_received,
+                bytes_received=received_bytes(op, own, world_size),
             )
         )
 
@@ -104,52 +93,46 @@ class TracingCommunicator:
         return self._inner.world_size
 
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Traced `all_gather`: (N-1) x own."""
-        self._add("all_gather", tensor, factor=self.world_size)
+        """Traced `all_gather`."""
+        self._add("all_gather", tensor.shape, tensor.dtype)
         return self._inner.all_gather(tensor)
 
     def reduce_scatter(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Traced `reduce_scatter`: (N-1)/N x input."""
-        self._add("reduce_scatter", tensor, factor=1)
+        """Traced `reduce_scatter`."""
+        self._add("reduce_scatter", tensor.shape, tensor.dtype)
         return self._inner.reduce_scatter(tensor)
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Traced `all_reduce`: 2(N-1)/N x input."""
-        self._add("all_reduce", tensor, factor=2)
+        """Traced `all_reduce`."""
+        self._add("all_reduce", tensor.shape, tensor.dtype)
         return self._inner.all_reduce(tensor)
 
     def all_to_all(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Traced `all_to_all`: (N-1)/N x input."""
-        self._add("all_to_all", tensor, factor=1)
+        """Traced `all_to_all`."""
+        self._add("all_to_all", tensor.shape, tensor.dtype)
         return self._inner.all_to_all(tensor)
 
     def shift(self, tensor: torch.Tensor) -> Pending:
-        """Traced `shift`: own, recorded when it begins."""
-        self._append("shift", tensor.shape, tensor.dtype, is_received=True)
+        """Traced `shift`, recorded when it begins."""
+        self._add("shift", tensor.shape, tensor.dtype)
         return self._inner.shift(tensor)
 
     def send(self, tensor: torch.Tensor, target: int) -> None:
-        """Traced `send`: nothing comes here."""
-        self._append("send", tensor.shape, tensor.dtype, is_received=False)
+        """Traced `send`."""
+        self._add("send", tensor.shape, tensor.dtype)
         self._inner.send(tensor, target)
 
     def receive(self, shape: Sequence[int], dtype: torch.dtype, source: int) -> torch.Tensor:
-        """Traced `receive`: what is announced."""
-        self._append("receive", shape, dtype, is_received=True)
+        """Traced `receive`, as announced."""
+        self._add("receive", shape, dtype)
         return self._inner.receive(shape, dtype, source)
 
     def set_deadline(self, deadline: float | None) -> None:
         """Passed on."""
         self._inner.set_deadline(deadline)
 
-    def _add(self, op: str, tensor: torch.Tensor, factor: float) -> None:
-        self._trace.add(op, self._kind, tensor, self.world_size, factor)
-
-    def _append(
-        self, op: str, shape: Sequence[int], dtype: torch.dtype, *, is_received: bool
-    ) -> None:
-        received = math.prod(shape) * dtype.itemsize if is_received else 0
-        self._trace.append(op, self._kind, shape, dtype, self.world_size, received)
+    def _add(self, op: CollectiveOp, shape: Sequence[int], dtype: torch.dtype) -> None:
+        self._trace.add(op, self._kind, shape, dtype, self.world_size)
 
 
 class TracingWorld:

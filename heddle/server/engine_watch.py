@@ -21,16 +21,17 @@ import psutil
 from heddle.engine.counters import Counters
 from heddle.engine.driver import Driver
 from heddle.engine.executors.base import Executor
+from heddle.engine.replica import Replica
 from heddle.engine.request_state import RequestState
-from heddle.layout.rows import create_row_layout
 from heddle.scheduler.batch import ScheduledBatch, ScheduledPart
-from heddle.scheduler.request import Request
+from heddle.scheduler.request import Request, RequestStatus
 from heddle.server import metric_table as table
+from heddle.server.canary import Canaries, without_canaries
 from heddle.server.engine_state import QueueState, Totals
+from heddle.server.rank_numbers import RankNumbers, how_launched, max_over_mean, note_load
 from heddle.server.request_numbers import Values, add, note_request
 from heddle.server.step_timer import EndedStep, WatchedExecutor
 from heddle.step.topology import Topology
-from heddle.step.work import row_keys
 
 log = logging.getLogger("heddle.engine")
 LOOK_INTERVAL_SECONDS = 1.0
@@ -62,8 +63,10 @@ class WatchedCounters(Counters):
 
     def count_step(self, scheduled: ScheduledBatch) -> None:
         """A step has ended on all ranks."""
-        super().count_step(scheduled)
-        self._watch.note_step(scheduled)
+        counted = without_canaries(scheduled)
+        if counted.parts or counted is scheduled:
+            super().count_step(counted)
+        self._watch.note_step(counted)
 
     def count_request(self, state: RequestState) -> None:
         """A request has ended."""
@@ -82,7 +85,10 @@ class EngineWatch:
             clock: monotonic seconds, the same as the driver's.
         """
         self.totals = Totals()
+        self.ranks = RankNumbers(values)
         self._values, self._clock = values, clock
+        self.canaries: Canaries | None = None
+        """Of the driver that is listened to; requests and steps are counted without them."""
         self._executor: WatchedExecutor | None = None
         self._topology: Topology | None = None
         self._seen: dict[int, _Seen] = {}
@@ -96,6 +102,8 @@ class EngineWatch:
 
     def listen(self, driver: Driver) -> None:
         """Count what a driver does from now on; it has no open request."""
+        assert self._executor is not None, "around comes first"
+        self.canaries = Canaries(driver, self._executor.last_end)
         self._topology = Topology.from_resolved(driver.resolved)
         driver.counters = WatchedCounters(driver.counters, self)
         for replica in driver.replicas:
@@ -121,7 +129,7 @@ class EngineWatch:
         assert self._executor is not None, "listen without around"
         step = self._executor.ended
         assert step is not None
-        self._note_ranks(step)
+        self.ranks.note(step, self.ranks_of(step.replica))
         for request_id in scheduled.preempted:
             log.info("sequence %d preempted: others needed its blocks", request_id)
         self.totals.num_preemptions += len(scheduled.preempted)
@@ -132,37 +140,14 @@ class EngineWatch:
         kind = kind_of(scheduled)
         values, replica = self._values, step.replica
         values.of("step_seconds", replica, kind=kind).observe(step.end - step.begin)
+        values.of("steps", replica, how=how_launched(step.replies)).inc()
         values.of("iteration_tokens_total", replica).observe(scheduled.num_rows)
         if kind != "decode":
-            self._note_load(step)
+            assert self._topology is not None
+            note_load(values, step, self._topology)
         num_new = sum([self._note_part(part, step) for part in scheduled.parts])
         self.totals.num_generation_tokens += num_new
         add(values, "generation_tokens", replica, num_new)
-
-    def _note_ranks(self, step: EndedStep) -> None:
-        ranks = self.ranks_of(step.replica)
-        for rank, reply in zip(ranks, step.replies, strict=True):
-            self._values.of("rank_step", step.replica, rank=rank).set(reply.step)
-            add(self._values, "rank_busy_seconds", step.replica, reply.seconds, rank=rank)
-
-    def _note_load(self, step: EndedStep) -> None:
-        """How evenly prompt rows were dealt to the ranks of PCP."""
-        assert self._topology is not None
-        pcp_size = self._topology.mesh.pcp_size
-        if pcp_size == 1:
-            return
-        placed = self._topology.row_policy(step.batch.requests, self._topology)
-        rows = create_row_layout(placed.rows, pcp_size)  # made for the plan, and remembered
-        requests = step.batch.requests
-        loads = [
-            sum(
-                row_keys(requests[segment.request].num_computed_tokens, segment.start, segment.end)
-                for segment in rows.segments(rank)
-            )
-            for rank in range(pcp_size)
-        ]
-        self._values.of("pcp_load_ratio", step.replica).set(max_over_mean(loads))
-        add(self._values, "pcp_padding_tokens", step.replica, int((~rows.valid).sum()))
 
     def _note_part(self, part: ScheduledPart, step: EndedStep) -> int:
         """Account for one sequence; returns its new tokens."""
@@ -233,12 +218,24 @@ class EngineWatch:
         reasons = (replica.scheduler.why_waiting() for replica in driver.replicas)
         self._why_waiting = next((reason for reason in reasons if reason), "")
 
+    def num_running(self, replica: Replica) -> int:
+        """Sequences of requests that hold blocks; any thread may ask."""
+        return self._less_canaries(replica, replica.scheduler.num_running, RequestStatus.RUNNING)
+
+    def num_waiting(self, replica: Replica) -> int:
+        """Sequences of requests that wait; any thread may ask."""
+        return self._less_canaries(replica, replica.scheduler.num_waiting, RequestStatus.WAITING)
+
+    def _less_canaries(self, replica: Replica, number: int, status: RequestStatus) -> int:
+        hidden = 0 if self.canaries is None else self.canaries.num_open(replica.index, status)
+        return max(0, number - hidden)  # the two may not be of the same moment
+
     def queue_state(self, driver: Driver) -> QueueState:
         """Lengths as they are now; any thread may ask."""
         caches = [replica.cache for replica in driver.replicas]
-        num_waiting = driver.num_waiting
+        num_waiting = sum(map(self.num_waiting, driver.replicas))
         return QueueState(
-            num_running=driver.num_running,
+            num_running=sum(map(self.num_running, driver.replicas)),
             num_waiting=num_waiting,
             kv_usage=max(1 - c.num_available_blocks / max(c.num_usable_blocks, 1) for c in caches),
             why_waiting=self._why_waiting if num_waiting else "",
@@ -263,7 +260,9 @@ class EngineWatch:
             "prompt_tokens_by_source": ("source", table.PROMPT_SOURCES),
             "num_requests_waiting_by_reason": ("reason", table.WAIT_REASONS),
             "step_seconds": ("kind", table.STEP_KINDS),
+            "steps": ("how", table.LAUNCHES),
             "rank_busy_seconds": ("rank", self.ranks_of(replica)),
+            "rank_collective_seconds": ("rank", self.ranks_of(replica)),
         }
         for name, (label, words) in sets.items():
             for word in words:
@@ -291,14 +290,3 @@ def kind_of(scheduled: ScheduledBatch) -> str:
     if all(decodes):
         return "decode"
     return "mixed" if any(decodes) else "prefill"
-
-
-def max_over_mean(loads: Sequence[float]) -> float:
-    """1 where all are equal, or all zero.
-
-    Example:
-        >>> max_over_mean([3, 1])
-        1.5
-    """
-    total = sum(loads)
-    return max(loads) * len(loads) / total if total else 1.0

@@ -30,6 +30,7 @@ REQUEST_SECONDS = (
     *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
 )
 STEP_SECONDS = (0.001, 0.0025, 0.005, *TOKEN_SECONDS)
+COLLECTIVE_SECONDS = tuple(float(f"{d}e{power}") for power in range(-5, 2) for d in (1, 3))
 LAG_SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 HTTP_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 TOKENS = tuple(float(step * 10**power) for power in range(7) for step in (1, 2, 5))
@@ -39,6 +40,7 @@ SMALL_COUNTS = (0.0, 1.0, 2.0, 5.0, 10.0, 20.0)
 FINISH_REASONS = typing.get_args(FinishReason)
 WAIT_REASONS = typing.get_args(WaitReason)
 STEP_KINDS = ("prefill", "decode", "mixed")
+LAUNCHES = ("recording", "eager")
 PROMPT_SOURCES = ("local_compute", "local_cache_hit")
 ABORT_PLACES = ("waiting", "prefill", "decode")
 BLOCK_STATES = ("used", "cached", "free")
@@ -216,6 +218,12 @@ METRICS: tuple[Metric, ...] = (
         "or waited for the driver",
         "rank",
     ),
+    _counter(
+        "rank_collective_seconds",
+        "seconds of those that a rank spent in collectives, waits for its peers included; who "
+        "spends the least is the one that the others wait for",
+        "rank",
+    ),
     _counter("requests_aborted", "requests whose client left, by how far they were", "where"),
     _gauge("kv_blocks", "blocks of a rank's pool by state", "rank", "state"),
     _gauge(
@@ -229,6 +237,29 @@ METRICS: tuple[Metric, ...] = (
     _counter("pcp_padding_tokens", "rows that were computed as padding, over all PCP ranks"),
     _histogram(
         "step_seconds", "from sending a step to its last reply", STEP_SECONDS, "kind", alias="none"
+    ),
+    _counter(
+        "steps",
+        "steps by how their layers ran: launched from a recording on every rank, or computed anew",
+        "how",
+    ),
+    _gauge("recordings", "recordings of steps that a rank keeps", "rank"),
+    _gauge("recording_bytes", "memory that they compute in", "rank"),
+    _histogram(
+        "collective_seconds",
+        "seconds of a step that its ranks spent in calls of a kind, waits for peers included; the "
+        "mean of the ranks",
+        COLLECTIVE_SECONDS,
+        "op",
+        "group",
+        alias="none",
+    ),
+    _counter("collective_calls", "such calls, over all ranks", "op", "group"),
+    _counter(
+        "collective_bytes",
+        "bytes that ranks received in them, over all ranks; as `heddle plan` predicts them",
+        "op",
+        "group",
     ),
     _gauge("plan_predicted_bytes", "memory of a rank as planned, by part", "rank", "part"),
     _gauge("measured_bytes", "resident memory of a rank's process", "rank", "part"),

@@ -26,6 +26,7 @@ from starlette.routing import Route
 from heddle.engine.executors.base import Executor
 from heddle.engine.llm import LLM
 from heddle.server import metric_table as table
+from heddle.server.canary import Canaries
 from heddle.server.config import MetricsCompat
 from heddle.server.engine_state import QueueState, Totals
 from heddle.server.engine_watch import EngineWatch
@@ -134,6 +135,12 @@ class Metrics:
     # What is shown.
 
     @property
+    def canaries(self) -> Canaries:
+        """Of the engine that is listened to."""
+        assert self.watch.canaries is not None, "attach comes first"
+        return self.watch.canaries
+
+    @property
     def totals(self) -> Totals:
         """What the engine has done so far, for log lines."""
         return self.watch.totals
@@ -181,12 +188,13 @@ class Metrics:
         )
 
     def _refresh(self, llm: LLM) -> None:
-        """Lengths that change without a step, and memory."""
+        """Sums of what ranks have told, lengths that change without a step, and memory."""
+        self.watch.ranks.show()
         for replica in llm.driver.replicas:
-            scheduler, cache = replica.scheduler, replica.cache
+            cache = replica.cache
             usable, available = cache.num_usable_blocks, cache.num_available_blocks
-            self.of("num_requests_running", replica.index).set(scheduler.num_running)
-            self.of("num_requests_waiting", replica.index).set(scheduler.num_waiting)
+            self.of("num_requests_running", replica.index).set(self.watch.num_running(replica))
+            self.of("num_requests_waiting", replica.index).set(self.watch.num_waiting(replica))
             self.of("kv_cache_usage_perc", replica.index).set(
                 1 - available / usable if usable else 0
             )

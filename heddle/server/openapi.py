@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from heddle import __version__
+from heddle.server.guard import HEALTH_PATH
 from heddle.server.requests import (
     ChatRequest,
     CompletionRequest,
@@ -24,11 +25,25 @@ _BODIES: dict[str, tuple[type, str]] = {
 }
 _READS = {
     "/v1/models": "Models on offer",
-    "/health": "Whether the engine serves, or will soon",
+    HEALTH_PATH: "Whether the engine serves, or will soon",
     "/ready": "Whether new requests are taken",
     "/ping": "As /health",
     "/version": "Version of the server",
     "/load": "Open requests",
+}
+_DEEP = {
+    "name": "deep",
+    "in": "query",
+    "description": "1: every rank answers a step first, if none has lately; needs a key",
+    "schema": {"type": "integer", "enum": [0, 1], "default": 0},
+}
+_HEALTH = {
+    "type": "object",
+    "description": "Empty without `deep`",
+    "properties": {
+        "age_s": {"type": ["number", "null"]},
+        "took_s": {"type": "number"},
+    },
 }
 _PROMPT = {
     "anyOf": [
@@ -76,6 +91,8 @@ def openapi_document() -> dict[str, Any]:
         path: {"get": {"summary": summary, "responses": _responses()}}
         for path, summary in _READS.items()
     }
+    components["Health"] = _HEALTH
+    paths[HEALTH_PATH]["get"] |= {"parameters": [_DEEP], "responses": _responses("Health")}
     for (path, (_, summary)), schema in zip(_BODIES.items(), schemas, strict=True):
         paths[path] = {
             "post": {
@@ -104,13 +121,18 @@ async def openapi(request: Request) -> Response:
     return JSONResponse(openapi_document())
 
 
-def _responses() -> dict[str, Any]:
+def _responses(name: str = "") -> dict[str, Any]:
+    """Of every route; `name` is the schema of its answer, where one is given."""
     error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+    answer: dict[str, Any] = {
+        "description": "The answer, or a stream of its pieces",
+        "content": {"application/json": {}, "text/event-stream": {}},
+    }
+    if name:
+        schema = {"$ref": f"#/components/schemas/{name}"}
+        answer = {"description": "The answer", "content": {"application/json": {"schema": schema}}}
     return {
-        "200": {
-            "description": "The answer, or a stream of its pieces",
-            "content": {"application/json": {}, "text/event-stream": {}},
-        },
+        "200": answer,
         "4XX": {"description": "Refused", "content": error},
         "5XX": {"description": "Failed, or not now", "content": error},
     }

@@ -31,12 +31,17 @@ class WatchedExecutor(WrappedExecutor):
         self._under_way: dict[int, deque[tuple[GlobalBatch, float]]] = {}
         self.ended: EndedStep | None = None
         """The step that was collected last."""
+        self._last_ends: dict[int, float] = {}
 
     @property
     def pids(self) -> tuple[int, ...]:
         """Processes of the ranks; empty where they are none, or not on this host."""
         found: tuple[int, ...] = getattr(self.inner, "pids", ())
         return found
+
+    def last_end(self, replica: int) -> float:
+        """When the ranks of a replica last had all answered a step; -inf: never."""
+        return self._last_ends.get(replica, float("-inf"))
 
     def submit(self, batches: Mapping[int, Submission]) -> None:
         """Passed on; the step begins now."""
@@ -49,5 +54,6 @@ class WatchedExecutor(WrappedExecutor):
         """Passed on; the step has ended then."""
         replies = self.inner.collect(replica)
         batch, begin = self._under_way[replica].popleft()
-        self.ended = EndedStep(replica, batch, begin, self._clock(), replies)
+        end = self._last_ends[replica] = self._clock()
+        self.ended = EndedStep(replica, batch, begin, end, replies)
         return replies

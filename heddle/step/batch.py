@@ -11,8 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from heddle.kvcache.copies import BlockCopy
+from heddle.layout.mesh import GroupKind
 from heddle.step.draw_params import DrawParams
 from heddle.step.packed import unpack_table
+from heddle.step.traffic import CollectiveOp
 
 
 class SampleSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -152,6 +154,28 @@ class SampledToken(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """Raw row, little-endian in the compute dtype, when asked for."""
 
 
+class CollectiveTotal(msgspec.Struct, frozen=True, array_like=True):
+    """What the calls of one kind came to on one rank in one step."""
+
+    op: CollectiveOp
+    group: GroupKind
+    num_calls: int
+    num_bytes: int
+    """That the rank received; see `heddle.step.traffic.received_bytes`."""
+    seconds: float
+    """That it spent in them, waits for its peers included."""
+
+
+class RecordingUse(msgspec.Struct, frozen=True, array_like=True):
+    """What one rank's recordings of passes were good for in one step, and what they hold."""
+
+    is_repeated: bool
+    """The layers were launched from a recording; False: they were computed anew."""
+    num_kept: int
+    num_bytes: int
+    """Of memory that the recordings compute in."""
+
+
 class RankReply(msgspec.Struct, frozen=True, kw_only=True):
     """One rank's answer to one step."""
 
@@ -166,3 +190,7 @@ class RankReply(msgspec.Struct, frozen=True, kw_only=True):
     sampled: tuple[SampledToken, ...] = ()
     """Filled by the deciding rank alone."""
     seconds: float = 0.0
+    collectives: tuple[CollectiveTotal, ...] = ()
+    """By kind of call; kinds that the step did not need are left out."""
+    recordings: RecordingUse | None = None
+    """None: this rank keeps none."""

@@ -11,13 +11,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from heddle.config.link_costs import LinkCosts
 from heddle.layout.cache_rows import DTYPE_BYTES
 from heddle.layout.mesh import GroupKind, Mesh
 
 _ITEM_BYTES = {**DTYPE_BYTES, "int64": 8, "int32": 4, "uint8": 1}
+
+CollectiveOp = Literal[
+    "all_gather", "reduce_scatter", "all_reduce", "all_to_all", "shift", "send", "receive"
+]
+"""Calls of the protocol, `heddle.comm.base`."""
 
 
 class Collective(NamedTuple):
@@ -51,9 +56,6 @@ FREE = Cost(0, 0)
 def cost_of(collectives: Iterable[Collective], mesh: Mesh) -> Cost:
     """Calls and bytes that a rank receives.
 
-    All-gather: `(N - 1)` times its own; reduce-scatter and all-to-all: `(N - 1) / N` of the input;
-    all-reduce: twice that; a shift or a receive: its own size; a send: nothing.
-
     Raises:
         ValueError: a size that only the data know.
     Example:
@@ -76,10 +78,24 @@ def _received_by_call(call: Collective, mesh: Mesh) -> int:
     if len(sizes) < len(call.shape):
         raise ValueError(f"{call} has a size that only the data know; it has no fixed cost")
     own = prod(sizes) * _ITEM_BYTES[call.dtype]
-    return _received(call.op, own, mesh.group_size(call.group))
+    return received_bytes(call.op, own, mesh.group_size(call.group))
 
 
-def _received(op: str, own: int, ranks: int) -> int:
+def received_bytes(op: str, own: int, ranks: int) -> int:
+    """Bytes that a rank receives in one call, whole ones.
+
+    All-gather: `(N - 1)` times its own; reduce-scatter and all-to-all: `(N - 1) / N` of the input;
+    all-reduce: twice that; a shift or a receive: its own size; a send: nothing.
+
+    Args:
+        op: a `CollectiveOp`.
+        own: bytes that it hands in; of a receive, those that are announced.
+        ranks: of the group.
+    Source: the textbook algorithms (rings), which no implementation sends less than.
+    Example:
+        >>> received_bytes("all_reduce", 32, 4)
+        48
+    """
     if op == "all_gather":
         return (ranks - 1) * own
     if op in ("reduce_scatter", "all_to_all"):

@@ -9,13 +9,15 @@ import msgspec
 import pytest
 import torch
 
+from heddle.attention.backends.numba_cpu import NumbaBackend
+from heddle.attention.backends.torch_cpu import TorchBackend
 from heddle.comm.base import World
 from heddle.comm.solo import SoloWorld
 from heddle.comm.threads import ThreadGroup
 from heddle.comm.tracing import TracingWorld
 from heddle.config import ResolvedConfig, SamplingParams
 from heddle.errors import LayoutMismatch, PlanMismatch, UnsupportedError
-from heddle.runner.worker import RankWorker
+from heddle.runner.worker import RankWorker, _create_recordings
 from heddle.step.batch import GlobalBatch, RankReply, SampleSpec, ScheduledRequest
 from heddle.step.draw_params import DrawParams
 from heddle.step.packed import pack_table
@@ -192,3 +194,14 @@ def test_rows_for_prompt_logprobs_cross_the_pcp_group(folder: Path) -> None:
     split = on_ranks(resolve_case(folder, Case(sizes=(1, 4, 2))), body)[0]
     assert len(alone) == 19  # type: ignore[arg-type]
     assert split == pytest.approx(alone, abs=1e-4)
+
+
+def test_graphs_need_a_backend_that_reads_stored_rows_in_place(folder: Path) -> None:
+    resolved = dataclasses.replace(resolve_case(folder, Case(sizes=(1, 1, 1))), cuda_graphs=True)
+    with pytest.raises(UnsupportedError, match="backend=torch cannot serve cuda_graphs"):
+        _create_recordings(resolved, TorchBackend(), torch.device("cuda"))
+
+
+def test_a_rank_that_is_only_weighed_captures_nothing(folder: Path) -> None:
+    resolved = dataclasses.replace(resolve_case(folder, Case(sizes=(1, 1, 1))), cuda_graphs=True)
+    assert _create_recordings(resolved, NumbaBackend(), torch.device("meta")) is None

@@ -230,6 +230,7 @@ def test_ranks_of_a_replica_are_told_apart() -> None:
     for first in (2, 30):
         driver.add(PromptInput(token_ids=tuple(range(first, first + 20))), greedy(3))
     drain(driver, watch)
+    watch.ranks.show()
     assert values.value("rank_step", 3, replica=1) >= 2
     assert values.value("generation_tokens", replica=1) == 3
     watch.note_failure(driver)
