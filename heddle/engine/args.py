@@ -25,6 +25,7 @@ _COMMAND_LINE_NAMES = {
     "dcp_kv_cache_interleave_size": "kv_interleave_size",
     "num_gpu_blocks_override": "num_blocks_override",
     "attention_backend": "backend",
+    "distributed_executor_backend": "executor",
     "step_timeout": "step_timeout_seconds",
     "startup_timeout": "startup_timeout_seconds",
     "cpu_distributed_timeout_seconds": "group_timeout_seconds",
@@ -70,6 +71,8 @@ def engine_config(model: str | os.PathLike[str], **arguments: Any) -> EngineConf
         section_arguments = sorted_arguments[places[name]]
         if name in section_arguments:
             raise TypeError(f"{given} and another name of {name} are both given; give one")
+        if name == "executor":
+            value = executor_name(value)
         kind = _SECTIONS.get(places[name], EngineConfig)
         _check_type(given, value, typing.get_type_hints(kind)[name])
         section_arguments[name] = value
@@ -84,6 +87,16 @@ def engine_config(model: str | os.PathLike[str], **arguments: Any) -> EngineConf
         **{section: kind(**sorted_arguments[section]) for section, kind in _SECTIONS.items()},
         **own_arguments,
     )
+
+
+def executor_name(word: Any) -> Any:
+    """The name here of an executor; `mp` is how vLLM calls processes of one host.
+
+    Example:
+        >>> executor_name("mp")
+        'processes'
+    """
+    return "processes" if word == "mp" else word
 
 
 def _check_type(name: str, value: object, hint: object) -> None:

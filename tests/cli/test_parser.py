@@ -128,8 +128,16 @@ def test_flags_of_other_engines_are_ignored_aloud_or_refused_with_a_pointer():
         "--disable-custom-all-reduce",
         "--disable-log-requests",
     ]
-    with pytest.raises(ConfigError, match=r"--distributed-executor-backend .*: use --executor"):
-        parse("demo", "--distributed-executor-backend", "mp")
+    with pytest.raises(ConfigError, match=r"--data-parallel-backend .*: run one engine per"):
+        parse("demo", "--data-parallel-backend", "mp")
+
+
+@pytest.mark.parametrize("name", ["--executor", "--distributed-executor-backend"])
+@pytest.mark.parametrize(("word", "executor"), [("mp", "processes"), ("ray", "ray")])
+def test_executors_have_the_names_that_are_known_elsewhere(name, word, executor):
+    assert parse("demo", name, word).executor == executor
+    with pytest.raises(ConfigError, match="moon"):
+        parse("demo", name, "moon")
 
 
 def test_the_environment_is_below_a_flag_and_above_the_default():

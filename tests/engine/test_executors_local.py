@@ -176,5 +176,5 @@ def test_create_follows_the_name(name: str) -> None:
 
 
 def test_create_refuses_an_unknown_name() -> None:
-    with pytest.raises(ConfigError, match="executor=ray is not known; legal here: inline"):
-        create_executor(fake_config(executor="ray"))
+    with pytest.raises(ConfigError, match="executor=moon is not known; legal here: inline"):
+        create_executor(fake_config(executor="moon"))

@@ -17,7 +17,8 @@ def create_executor(
     """The executor that `resolved.executor` names, not started yet.
 
     Args:
-        resolved: what will run; `executor` is `inline`, `threads`, `processes` or `torchrun`.
+        resolved: what will run; `executor` is `inline`, `threads`, `processes`, `ray` or
+            `torchrun`.
         on_progress: told (rank, done, total) while weights load.
         launch: what a launcher told this process; `torchrun` needs it.
     Raises:
@@ -36,6 +37,10 @@ def create_executor(
         from heddle.engine.executors.processes import ProcessesExecutor
 
         return ProcessesExecutor(resolved, on_progress=on_progress)
+    if resolved.executor == "ray":
+        from heddle.engine.executors.ray_executor import RayExecutor
+
+        return RayExecutor(resolved, on_progress=on_progress)
     if resolved.executor == "torchrun":
         if launch is None:
             raise ConfigError(
@@ -47,5 +52,5 @@ def create_executor(
         return TorchrunExecutor(resolved, launch, on_progress=on_progress)
     raise ConfigError(
         f"executor={resolved.executor} is not known; legal here: inline, threads, "
-        "processes, torchrun"
+        "processes, ray, torchrun"
     )

@@ -56,6 +56,8 @@ class RankHandle:
         self.pid = 0
         self.exit_code: int | None = None
         """Negative for a signal; None while it runs, or if the launcher died before it."""
+        self.why = ""
+        """What else is known of its end."""
         self.is_gone = False
 
     def read_pid(self, deadline: float) -> None:

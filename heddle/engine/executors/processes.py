@@ -30,7 +30,7 @@ from heddle.engine.executors.launcher import RankLauncher, modules_to_warm
 from heddle.engine.executors.ledger import StepUnderWay
 from heddle.engine.executors.lifecycle import ManagedExecutor, RanksFailed
 from heddle.engine.executors.messages import Failed, FromRank, Progress, Ready, Reply, Start, Step
-from heddle.engine.executors.ranks import Ended, RankProcesses
+from heddle.engine.executors.ranks import Ended, RankProcesses, Ranks
 from heddle.engine.executors.waiting import Awaited, OldestSteps, Roll, await_answers
 from heddle.step.batch import RankReply
 
@@ -63,7 +63,7 @@ class ProcessesExecutor(ManagedExecutor):
         self._factory = worker
         self._on_progress = on_progress
         self._launcher = launcher
-        self._ranks: RankProcesses | None = None
+        self._ranks: Ranks | None = None
         self._end_ranks: Callable[[], object] | None = None
 
     @property
@@ -83,13 +83,16 @@ class ProcessesExecutor(ManagedExecutor):
         # on; if the driver dies before it removes the folder, they do.
         with tempfile.TemporaryDirectory(prefix="heddle-", ignore_cleanup_errors=True) as folder:
             for rank in range(self.world_size):
-                start = Start(self._resolved, rank, self._factory, folder)
-                ranks.send(rank, encode_frame(start))
+                ranks.send(rank, encode_frame(self._start_of(rank, folder)))
             source = _Events(ranks, _ready_of, self._on_progress)
             _await_or_kill(ranks, source, Roll(self.world_size), deadline, limit)
         ranks.is_idle = True
 
-    def _create_ranks(self, labels: Sequence[str]) -> RankProcesses:
+    def _start_of(self, rank: int, folder: str) -> Start:
+        """The first message to a rank; `folder` is private to the ranks of this host."""
+        return Start(self._resolved, rank, self._factory, folder)
+
+    def _create_ranks(self, labels: Sequence[str]) -> Ranks:
         """The ranks, not launched, and the memory that they will share."""
         backend = self._resolved.cpu_comm_backend or "gloo"  # unnamed: made without `resolve`
         launcher = self._launcher or RankLauncher(warm_modules=modules_to_warm(backend))
@@ -122,7 +125,7 @@ class ProcessesExecutor(ManagedExecutor):
             self._end_ranks()
         self._ranks = None
 
-    def _running(self) -> RankProcesses:
+    def _running(self) -> Ranks:
         assert self._ranks is not None  # set by every successful start
         return self._ranks
 
@@ -132,7 +135,7 @@ class _Events(Generic[_T]):
 
     def __init__(
         self,
-        ranks: RankProcesses,
+        ranks: Ranks,
         answer_of: Callable[[FromRank | Ended], _T | None],
         on_progress: RankProgress | None = None,
     ) -> None:
@@ -191,7 +194,7 @@ def _failure(rank: int, event: FromRank | Ended) -> Failure:
     if isinstance(event, Failed):
         return event.failure(rank)
     if isinstance(event, Ended):
-        return Failure(rank=rank, text=_describe_end(event.exit_code))
+        return Failure(rank=rank, text=event.why or _describe_end(event.exit_code))
     return Failure(rank=rank, text=f"it sent {type(event).__name__} out of turn")
 
 
@@ -206,7 +209,7 @@ def _describe_end(exit_code: int | None) -> str:
 
 
 def _await_or_kill(
-    ranks: RankProcesses,
+    ranks: Ranks,
     source: _Events[_T],
     awaited: Awaited[_T],
     deadline: float,

@@ -7,15 +7,17 @@ its connections end with it.
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from heddle.engine.executors.interface import LOOPBACK, choose_interface
+from heddle.engine.executors.launch_info import LaunchInfo
 from heddle.engine.executors.messages import Start
 
 if TYPE_CHECKING:  # torch is imported once the process is set up
     from heddle.comm.base import World
+    from heddle.comm.torch_group import TorchWorld
 
 
 @contextmanager
@@ -28,18 +30,8 @@ def create_rank_world(start: Start, segment: int | None) -> Iterator[World]:
     Raises:
         RankFailed: the ranks do not come together in time.
     """
-    parallel, limit = start.resolved.parallel, start.resolved.group_timeout_seconds
     if segment is None:
-        from heddle.comm.torch_group import create_torch_world
-
-        over_gloo = create_torch_world(
-            rank=start.global_rank,
-            world_size=parallel.world_size,
-            store_path=os.path.join(start.store_directory, "store"),
-            timeout_seconds=limit,
-            longest_wait_seconds=start.resolved.step_timeout_seconds,
-            interface="lo" if sys.platform == "linux" else "lo0",
-        )
+        over_gloo = _create_gloo_world(start)
         yield over_gloo
         over_gloo.destroy()
         return
@@ -47,9 +39,9 @@ def create_rank_world(start: Start, segment: int | None) -> Iterator[World]:
 
     shared = create_shared_world(
         rank=start.global_rank,
-        world_size=parallel.world_size,
+        world_size=start.resolved.parallel.world_size,
         descriptor=segment,
-        timeout_seconds=limit,
+        timeout_seconds=start.resolved.group_timeout_seconds,
     )
     try:
         yield shared
@@ -57,3 +49,32 @@ def create_rank_world(start: Start, segment: int | None) -> Iterator[World]:
         shared.abort(error)
         raise
     shared.destroy()
+
+
+def _create_gloo_world(start: Start) -> TorchWorld:
+    """Ranks of one host meet at a file; those of several where rank 0 listens."""
+    from heddle.comm.torch_group import create_torch_world
+
+    meeting, store_path = start.meeting, None
+    world_size = start.resolved.parallel.world_size
+    if meeting is None:
+        store_path = os.path.join(start.store_directory, "store")
+        interface: str | None = LOOPBACK
+    else:
+        os.environ |= {"MASTER_ADDR": meeting.address, "MASTER_PORT": str(meeting.port)}
+        launch = LaunchInfo(
+            rank=start.global_rank,
+            world_size=world_size,
+            local_world_size=1,
+            master_address=meeting.address,
+            interface=os.environ.get("GLOO_SOCKET_IFNAME"),
+        )
+        interface = choose_interface(launch)
+    return create_torch_world(
+        rank=start.global_rank,
+        world_size=world_size,
+        store_path=store_path,
+        timeout_seconds=start.resolved.group_timeout_seconds,
+        longest_wait_seconds=start.resolved.step_timeout_seconds,
+        interface=interface,
+    )

@@ -1,5 +1,8 @@
 """The rank processes of one executor: their channels, their ends, their words.
 
+How a process is started and reached differs (`RankProcesses`: by a launcher of this host); what is
+said to it, and how its end is seen, does not (`Ranks`).
+
 Everything here is non-blocking towards a rank: a stopped rank neither reads nor answers, and must
 not hold up the driver. Ends and messages are awaited together; what a rank managed to say before
 its end is delivered before the end.
@@ -13,6 +16,7 @@ import signal
 import socket
 import tempfile
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -39,6 +43,8 @@ class Ended:
 
     exit_code: int | None
     """Negative for a signal; None if its launcher went first."""
+    why: str = ""
+    """What is known beside the exit code, in words for an error; may be empty."""
 
 
 @dataclass(slots=True)
@@ -48,28 +54,18 @@ class _Rank:
     number: int
     handle: RankHandle
     channel: socket.socket
-    stacks: int
     decoder: FrameDecoder[FromRank]
     outbox: memoryview
 
 
-class RankProcesses:
-    """N rank processes, from launch to the last descriptor."""
+class Ranks(ABC):
+    """N rank processes, from launch to the last descriptor; but for their start."""
 
-    def __init__(
-        self,
-        labels: Sequence[str],
-        launcher: RankLauncher,
-        owns_launcher: bool,
-        segment: int | None = None,
-    ) -> None:
+    def __init__(self, labels: Sequence[str]) -> None:
         """Start nothing yet.
 
         Args:
             labels: one for each rank, for its lines of output.
-            launcher: starts the processes.
-            owns_launcher: end it with the ranks.
-            segment: descriptor of memory that all ranks share, closed here once they have it.
         """
         self.is_idle = False
         """True while no rank works: only then can they be asked to leave."""
@@ -77,55 +73,36 @@ class RankProcesses:
         self._ranks: list[_Rank] = []
         self._selector = selectors.DefaultSelector()
         self._resources = ExitStack()
-        if owns_launcher:
-            self._resources.callback(launcher.close)
         self._resources.callback(self._selector.close)
-        self._launcher = launcher
-        self._segment = segment
         self._relay = OutputRelay(labels)
         self._relay_end = self._resources.enter_context(ExitStack())
         self._relay_end.callback(self._relay.close)
 
+    @abstractmethod
     def launch(self, deadline: float) -> None:
         """Start all processes; `deadline` is monotonic time.
 
         Raises:
-            RankFailed: the launcher does not start them.
+            RankFailed, RanksFailed: they do not start.
         """
-        death_read, death_write = os.pipe()
-        self._resources.callback(os.close, death_write)
-        try:
-            for number in range(self._relay.num_ranks):
-                self._launch_one(number, death_read)
-        finally:
-            os.close(death_read)
-            if self._segment is not None:
-                os.close(self._segment)
-            self._relay.start()
+
+    @abstractmethod
+    def dump_stacks(self) -> dict[int, str]:
+        """Stacks of all threads of every rank that can still be asked, by rank."""
+
+    def _enlist(self, handle: RankHandle, channel: socket.socket) -> None:
+        """Take up a rank that is being started; the next one in order."""
+        channel.setblocking(False)
+        decoder: FrameDecoder[FromRank] = FrameDecoder(FromRank)
+        number = len(self._ranks)
+        self._ranks.append(_Rank(number, handle, channel, decoder, memoryview(b"")))
+
+    def _watch_all(self, deadline: float) -> None:
+        """Wait for the processes, and from now on hear what they say and see them end."""
         for rank in self._ranks:
             rank.handle.read_pid(deadline)
             self._selector.register(rank.handle.status, selectors.EVENT_READ, (rank, True))
             self._selector.register(rank.channel, selectors.EVENT_READ, (rank, False))
-
-    def _launch_one(self, number: int, death: int) -> None:
-        ours, theirs = socket.socketpair()
-        self._resources.callback(ours.close)
-        ours.setblocking(False)
-        nameless = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the other resources
-        stacks = self._resources.enter_context(nameless)
-        with theirs:
-            handle = self._launcher.launch(
-                RankDescriptors(
-                    channel=theirs.fileno(),
-                    death=death,
-                    output=self._relay.write_end(number),
-                    stacks=stacks.fileno(),
-                    segment=self._segment,
-                )
-            )
-        self._resources.callback(handle.close)
-        decoder: FrameDecoder[FromRank] = FrameDecoder(FromRank)
-        self._ranks.append(_Rank(number, handle, ours, stacks.fileno(), decoder, memoryview(b"")))
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -154,27 +131,12 @@ class RankProcesses:
                 yield from self._read(rank)  # what it said before its end comes first
                 self._selector.unregister(rank.handle.status)
                 rank.handle.read_exit()
-                yield rank.number, Ended(rank.handle.exit_code)
+                yield rank.number, Ended(rank.handle.exit_code, rank.handle.why)
                 continue
             if mask & selectors.EVENT_WRITE:
                 self._flush(rank)
             if mask & selectors.EVENT_READ:
                 yield from self._read(rank)
-
-    def dump_stacks(self) -> dict[int, str]:
-        """Stacks of all threads of every rank that can still be asked, by rank."""
-        for rank in self._ranks:
-            rank.handle.signal(STACKS_SIGNAL)
-            rank.handle.signal(signal.SIGCONT)  # a stopped process must run to write its stacks
-        give_up = time.monotonic() + _STACKS_SECONDS
-        sizes: list[int] = []
-        while time.monotonic() < give_up:
-            time.sleep(0.05)
-            before, sizes = sizes, [os.fstat(rank.stacks).st_size for rank in self._ranks]
-            if sizes == before and all(sizes):
-                break
-        dumps = {rank.number: os.pread(rank.stacks, 1 << 20, 0) for rank in self._ranks}
-        return {number: dump.decode("utf-8", "replace") for number, dump in dumps.items() if dump}
 
     def kill(self) -> None:
         """End every process now, and read its last words."""
@@ -236,3 +198,85 @@ class RankProcesses:
             except HeddleError as error:
                 self._selector.unregister(rank.channel)
                 yield rank.number, Failed(str(error), "RankFailed", "", False, False)
+
+
+class RankProcesses(Ranks):
+    """Ranks that a launcher of this host starts."""
+
+    def __init__(
+        self,
+        labels: Sequence[str],
+        launcher: RankLauncher,
+        owns_launcher: bool,
+        segment: int | None = None,
+    ) -> None:
+        """Start nothing yet.
+
+        Args:
+            labels: one for each rank, for its lines of output.
+            launcher: starts the processes.
+            owns_launcher: end it with the ranks.
+            segment: descriptor of memory that all ranks share, closed here once they have it.
+        """
+        super().__init__(labels)
+        if owns_launcher:
+            self._resources.callback(launcher.close)
+        self._launcher = launcher
+        self._segment = segment
+        self._stacks: list[int] = []
+
+    def launch(self, deadline: float) -> None:
+        """Start all processes; see `Ranks.launch`."""
+        death_read, death_write = os.pipe()
+        self._resources.callback(os.close, death_write)
+        try:
+            for number in range(self._relay.num_ranks):
+                self._launch_one(number, death_read)
+        finally:
+            os.close(death_read)
+            if self._segment is not None:
+                os.close(self._segment)
+            self._relay.start()
+        self._watch_all(deadline)
+
+    def _launch_one(self, number: int, death: int) -> None:
+        ours, theirs = socket.socketpair()
+        self._resources.callback(ours.close)
+        nameless = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the other resources
+        stacks = self._resources.enter_context(nameless).fileno()
+        with theirs:
+            handle = self._launcher.launch(
+                RankDescriptors(
+                    channel=theirs.fileno(),
+                    death=death,
+                    output=self._relay.write_end(number),
+                    stacks=stacks,
+                    segment=self._segment,
+                )
+            )
+        self._resources.callback(handle.close)
+        self._stacks.append(stacks)
+        self._enlist(handle, ours)
+
+    def dump_stacks(self) -> dict[int, str]:
+        """Stacks of every rank; see `Ranks.dump_stacks`."""
+        for rank in self._ranks:
+            rank.handle.signal(STACKS_SIGNAL)
+            rank.handle.signal(signal.SIGCONT)  # a stopped process must run to write its stacks
+        return {number: dump for number, dump in enumerate(read_stacks(self._stacks)) if dump}
+
+
+def read_stacks(files: Sequence[int]) -> list[str]:
+    """What ranks that were told to have written to their stacks files, once they have.
+
+    Args:
+        files: descriptors, one for each rank.
+    """
+    give_up = time.monotonic() + _STACKS_SECONDS
+    sizes: list[int] = []
+    while time.monotonic() < give_up:
+        time.sleep(0.05)
+        before, sizes = sizes, [os.fstat(file).st_size for file in files]
+        if sizes == before and all(sizes):
+            break
+    return [os.pread(file, 1 << 20, 0).decode("utf-8", "replace") for file in files]

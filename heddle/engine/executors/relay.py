@@ -64,6 +64,12 @@ class OutputRelay:
         """Descriptor for the rank's stdout and stderr."""
         return self._pipes[rank][1]
 
+    def read_from(self, rank: int, descriptor: int) -> None:
+        """Read a rank's output from there, a socket to another host, instead of its pipe; before
+        `start`. The descriptor is duplicated.
+        """
+        os.dup2(descriptor, self._pipes[rank][0], inheritable=False)
+
     def start(self) -> None:
         """Close the write ends, which the ranks have by now, and begin to read."""
         self._close_write_ends()
@@ -101,7 +107,10 @@ class OutputRelay:
             if stopping and not readable:
                 break
             for read_end in readable:
-                piece = os.read(read_end, _CHUNK_BYTES)
+                try:
+                    piece = os.read(read_end, _CHUNK_BYTES)
+                except ConnectionError:  # the host at the other end is gone
+                    piece = b""
                 if not piece:
                     open_ends.discard(read_end)
                 self._take(rank_of[read_end], piece)
