@@ -15,12 +15,20 @@
       RankFailed                              a rank raised, died or missed its deadline
         CollectiveTimeout                     a collective did not end before its deadline
 
-A message gives the value, the rule and the nearest legal choices, in that order.
+A message gives the value, the rule and the nearest legal choices, in that order. Values come from
+outside, so `quoted` bounds them; `counted` writes a count with its noun.
 """
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Sequence
+
+MAX_QUOTED = 64
+"""Characters of a value in a message."""
+_REPR = reprlib.Repr()
+_REPR.maxlevel = 3
+_REPR.maxstring = _REPR.maxother = _REPR.maxlong = MAX_QUOTED
 
 
 class HeddleError(Exception):
@@ -109,3 +117,33 @@ class RankFailed(HeddleError):
 
 class CollectiveTimeout(RankFailed):
     """A collective did not end before its deadline."""
+
+
+def quoted(value: object) -> str:
+    """A value as a message repeats it: its literal on one line, cut where it is long.
+
+    Little more of it is looked at than is shown: a value of many megabytes costs nothing.
+
+    Example:
+        >>> quoted("ab"), len(quoted("ab" * 1_000_000)), quoted(["a"] * 20)
+        ("'ab'", 64, "['a', 'a', 'a', 'a', 'a', 'a', ...]")
+    """
+    try:
+        text = _REPR.repr(value)
+    except ValueError:  # an integer of more digits than Python writes
+        text = f"({type(value).__name__}, very long)"
+    return text if len(text) <= MAX_QUOTED else f"{text[: MAX_QUOTED - 3]}..."
+
+
+def counted(count: int, noun: str, plural: str = "") -> str:
+    """A count with its noun.
+
+    Args:
+        count: how many.
+        noun: of one.
+        plural: of several; empty: with an s.
+    Example:
+        >>> counted(1, "rank"), counted(0, "rank"), counted(2, "entry", "entries")
+        ('1 rank', '0 ranks', '2 entries')
+    """
+    return f"{count} {noun if count == 1 else plural or noun + 's'}"

@@ -3,8 +3,18 @@ from __future__ import annotations
 import inspect
 import re
 
+import pytest
+
 from heddle import errors
-from heddle.errors import EngineOverloaded, HeddleError, RequestError, TopologyError
+from heddle.errors import (
+    MAX_QUOTED,
+    EngineOverloaded,
+    HeddleError,
+    RequestError,
+    TopologyError,
+    counted,
+    quoted,
+)
 
 
 def test_the_drawn_tree_is_the_tree():
@@ -44,3 +54,43 @@ def test_a_request_error_has_a_code_for_programs():
 def test_an_overload_says_when_to_come_again():
     error = EngineOverloaded("text", 7)
     assert (error.code, error.retry_after_seconds, str(error)) == ("engine_overloaded", 7, "text")
+
+
+LONG = "abcdefghij" * 1_000_000
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        LONG,
+        LONG.encode(),
+        "\ud800" * 1000,
+        [LONG] * 1000,
+        {LONG: LONG},
+        {str(n): [n] for n in range(10_000)},
+        [[[[[LONG]]]]],
+        10**100_000,
+        [10**100_000],
+        "\n" * 1000,
+        "\u2028",
+        1e308,
+        (),
+        None,
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_quote_is_short_and_one_line(value):
+    text = quoted(value)
+    assert 0 < len(text) <= MAX_QUOTED
+    assert len(text.splitlines()) == 1
+    text.encode()
+
+
+def test_a_short_value_is_quoted_as_it_is():
+    for value in ("it's", "caf\u00e9", 12, -0.5, [1, 2], {"a": None}, True):
+        assert quoted(value) == repr(value)
+
+
+def test_a_count_agrees_with_its_noun():
+    assert [counted(n, "rank") for n in (0, 1, 2)] == ["0 ranks", "1 rank", "2 ranks"]
+    assert [counted(n, "entry", "entries") for n in (1, 3)] == ["1 entry", "3 entries"]

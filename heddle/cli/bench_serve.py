@@ -25,7 +25,7 @@ from heddle.cli.bench_serve_flags import add_flags, check_load, read_report
 from heddle.cli.flags import command_parser
 from heddle.cli.output import Output
 from heddle.cli.parser import CommandParser, normalise
-from heddle.errors import ConfigError
+from heddle.errors import ConfigError, counted
 
 if TYPE_CHECKING:
     from heddle.bench.http_load_prompts import Prompt
@@ -189,7 +189,7 @@ def _progress(output: Output, total: int) -> Callable[[RequestRecord], None]:
         done, failed = done + 1, failed + (record.error is not None)
         if time.monotonic() - told >= PROGRESS_SECONDS:
             told = time.monotonic()
-            output.say(f"{done}/{total} requests ended, {failed} failed")
+            output.say(f"{done} of {counted(total, 'request')} ended, {failed} failed")
 
     return note
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from heddle.cli.parser import CommandParser
 from heddle.cli.values import integer, number, size
-from heddle.errors import ConfigError
+from heddle.errors import ConfigError, quoted
 
 ENDPOINTS = ("/v1/completions", "/v1/chat/completions")
 _POSITIVE = (
@@ -93,7 +93,9 @@ def read_report(arguments: argparse.Namespace) -> Report:
     metrics = _names(arguments.percentile_metrics)
     for name in metrics:
         if name not in METRICS:
-            raise ConfigError(f"--percentile-metrics {name!r} is not one of {', '.join(METRICS)}")
+            raise ConfigError(
+                f"--percentile-metrics {quoted(name)} is not one of {', '.join(METRICS)}"
+            )
     percentiles = [
         _number("--metric-percentiles", word) for word in _names(arguments.metric_percentiles)
     ]
@@ -107,7 +109,7 @@ def read_report(arguments: argparse.Namespace) -> Report:
         name, _, bound = word.partition(":")
         if name not in GOODPUT_METRICS:
             raise ConfigError(
-                f"--goodput {word!r} is not METRIC:MS; metrics: {', '.join(GOODPUT_METRICS)}"
+                f"--goodput {quoted(word)} is not METRIC:MS; metrics: {', '.join(GOODPUT_METRICS)}"
             )
         goodput[name] = _number("--goodput", bound)
     return Report(metrics=metrics, percentiles=percentiles, goodput=goodput)

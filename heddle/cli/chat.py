@@ -97,9 +97,9 @@ def _open(arguments: argparse.Namespace, runner: asyncio.Runner, output: Output)
     config = engine_config(arguments.target, **engine_arguments(arguments))
     SamplingParams(**sampling)  # a value that is not legal is refused before a model is loaded
     from heddle.cli.chat_local import LocalPartner
-    from heddle.engine.llm import LLM  # imports torch
+    from heddle.server.loading import load_here  # imports torch
 
-    llm = LLM.from_config(config, on_compile=output.say)
+    llm = load_here(config, output.say)
 
     async def attach() -> Partner:
         return LocalPartner(llm, arguments.target, sampling)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from heddle.errors import ConfigError
+from heddle.errors import ConfigError, quoted
 
 
 def read_config(path: str) -> dict[str, Any]:
@@ -36,7 +36,7 @@ def read_config(path: str) -> dict[str, Any]:
         raise ConfigError(f"--config {path}: a mapping of flags is expected")
     for name, value in found.items():
         if not isinstance(name, str):
-            raise ConfigError(f"--config {path}: {name!r} is not the name of a flag")
+            raise ConfigError(f"--config {path}: {quoted(name)} is not the name of a flag")
         values = value if isinstance(value, list) else [value]
         if not all(isinstance(each, str | int | float | bool) for each in values):
             raise ConfigError(f"--config {path}: {name}: a word, a number or a list is expected")

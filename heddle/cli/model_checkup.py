@@ -16,8 +16,8 @@ import psutil
 
 from heddle.cli.layout_object import layout_object
 from heddle.config import EngineConfig, ModelConfig, ResolvedConfig
+from heddle.engine.capacity import Capacity
 from heddle.engine.machine import resolve_here
-from heddle.engine.replica import Replica
 from heddle.engine.tokenizer import Tokenizer, load_tokenizer
 from heddle.errors import ConfigError, ModelFileError, TopologyError, UnsupportedError
 from heddle.models.config_fields import Fields, read_json_object
@@ -28,7 +28,6 @@ from heddle.models.weights.open import open_weights
 from heddle.models.weights.source import WeightSource
 from heddle.models.weights.stored import StoredWeights, describe_stored
 from heddle.runner.weigh import distinct_ranks, process_bytes, weigh_rank
-from heddle.step.topology import Topology
 
 T = TypeVar("T")
 
@@ -80,7 +79,7 @@ def examine_model(config: EngineConfig, path: Path) -> dict[str, Any]:
         "missing": _missing(path, tokenizer, stored),
         "checkpoint": None if stored is None else _checkpoint(path, stored),
         "window": None if resolved is None else resolved.scheduler.max_model_len,
-        "longest_prompt": None if resolved is None else longest_prompt(resolved),
+        "longest_prompt": None if resolved is None else Capacity.of(resolved).longest_prompt,
         "dtype": None if resolved is None else resolved.dtype,
         "kv_cache_dtype": None if resolved is None else resolved.kv_cache_dtype,
         "layout": layout_object(
@@ -95,12 +94,6 @@ def examine_model(config: EngineConfig, path: Path) -> dict[str, Any]:
         "free_memory_bytes": int(psutil.virtual_memory().available),
         "choices": [] if resolved is None else list(resolved.reasons),
     }
-
-
-def longest_prompt(resolved: ResolvedConfig) -> int:
-    """Tokens of the longest prompt that is admitted, with room for one token of an answer."""
-    cache = Replica(0, resolved, Topology.from_resolved(resolved)).cache
-    return min(resolved.scheduler.max_model_len - 1, cache.usable_tokens)
 
 
 def _way(model: ModelConfig) -> str:

@@ -20,7 +20,7 @@ from heddle.cli.remote import is_url, refuse_engine_flags
 from heddle.cli.run_batch_files import BatchLine, BatchOutput, read_batch
 from heddle.cli.values import integer
 from heddle.engine.args import engine_config
-from heddle.errors import ConfigError, RankFailed
+from heddle.errors import ConfigError, RankFailed, counted, quoted
 
 SUMMARY = "answer a file of requests (OpenAI's batch format)"
 PROGRESS_SECONDS = 10.0
@@ -76,7 +76,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         output.document(document)
     else:
         output.text(
-            f"{document['requests']} requests, {document['succeeded']} succeeded "
+            f"{counted(len(lines), 'request')}, {document['succeeded']} succeeded "
             f"({document['done_before']} before), {document['failed']} failed: {target}"
         )
     return 1 if progress.num_failed else 0
@@ -96,7 +96,9 @@ def check(arguments: argparse.Namespace) -> None:
         raise ConfigError("give MODEL or --url, one of them")
     if arguments.url is not None:
         if not is_url(arguments.url):
-            raise ConfigError(f"--url {arguments.url!r} is not a URL such as http://127.0.0.1:8000")
+            raise ConfigError(
+                f"--url {quoted(arguments.url)} is not a URL such as http://127.0.0.1:8000"
+            )
         refuse_engine_flags(arguments)
         if arguments.served_model_name is not None:
             raise ConfigError("--served-model-name has no effect on a server elsewhere")
@@ -118,13 +120,16 @@ class Progress:
         self.num_failed = 0
         self._results, self._total, self._output = results, total, output
         self._told = time.monotonic()
+        self._told_wait = ("", 0.0)
 
     def write(self, line: Mapping[str, Any]) -> None:
         """Take a line of the output."""
         self._results.write(line)
         self.num_done += 1
         self.num_failed += line["error"] is not None
-        text = f"{self.num_done}/{self._total} requests ended, {self.num_failed} failed"
+        text = (
+            f"{self.num_done} of {counted(self._total, 'request')} ended, {self.num_failed} failed"
+        )
         log = self._output.log
         if log.isatty():
             log.write(f"\r{text}")  # one line that changes
@@ -133,13 +138,20 @@ class Progress:
             self._told = time.monotonic()
             self._output.say(text)
 
+    def note_wait(self, why: str) -> None:
+        """A request waits to be asked again; said now and then, and at once when it is new."""
+        is_new = why != self._told_wait[0]
+        if is_new or time.monotonic() - self._told_wait[1] >= PROGRESS_SECONDS:
+            self._told_wait = (why, time.monotonic())
+            self._output.say(f"waiting: {why}")
+
     def end(self) -> None:
         """No more lines will come."""
         if self._output.log.isatty():
             self._output.say("")
         left = self._total - self.num_done
         if left:
-            self._output.say(f"{left} requests are left; the same command takes them up")
+            self._output.say(f"{counted(left, 'request')} left; the same command goes on")
 
 
 def _ask(
@@ -149,14 +161,15 @@ def _ask(
         "max_concurrency": arguments.max_concurrency,
         "max_retries": arguments.max_retries,
         "write": progress.write,
+        "on_wait": progress.note_wait,
     }
     if arguments.url is not None:
         asyncio.run(_ask_server(arguments, lines, options))
         return
     config = engine_config(arguments.model, **engine_arguments(arguments))
-    from heddle.engine.llm import LLM  # imports torch
+    from heddle.server.loading import load_here  # imports torch
 
-    llm = LLM.from_config(config, on_compile=output.say)
+    llm = load_here(config, output.say)
     asyncio.run(_ask_model(llm, arguments, lines, options))
 
 

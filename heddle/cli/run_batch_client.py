@@ -20,10 +20,16 @@ from heddle.errors import HeddleError
 
 FIRST_PAUSE_SECONDS = 0.5
 MAX_PAUSE_SECONDS = 60.0
-_LATER = (429, 503)
+_BUSY = 429
+_LATER = (_BUSY, 503)
 """Statuses that tell to come back."""
 
 Write = Callable[[Mapping[str, Any]], None]
+
+
+def _untold(why: str) -> None:
+    """Nobody asked."""
+    del why
 
 
 async def run_lines(
@@ -33,6 +39,7 @@ async def run_lines(
     max_concurrency: int,
     max_retries: int,
     write: Write,
+    on_wait: Callable[[str], None] = _untold,
     check: Callable[[], None] = lambda: None,
 ) -> None:
     """Ask every line, and write what comes of it as it comes.
@@ -43,6 +50,7 @@ async def run_lines(
         max_concurrency: most open requests.
         max_retries: of one line.
         write: takes a line of the output.
+        on_wait: told why a line is to be asked again.
         check: called before each try; raises to end the run.
     Raises:
         HeddleError: the server cannot be reached, or `check` says so.
@@ -51,7 +59,7 @@ async def run_lines(
 
     async def work() -> None:
         for line in left:
-            write(await _outcome(client, line, max_retries, check))
+            write(await _outcome(client, line, max_retries, on_wait, check))
 
     try:
         async with asyncio.TaskGroup() as group:
@@ -62,7 +70,11 @@ async def run_lines(
 
 
 async def _outcome(
-    client: httpx2.AsyncClient, line: BatchLine, max_retries: int, check: Callable[[], None]
+    client: httpx2.AsyncClient,
+    line: BatchLine,
+    max_retries: int,
+    on_wait: Callable[[str], None],
+    check: Callable[[], None],
 ) -> dict[str, Any]:
     if line.problem is not None:
         return entry(line.custom_id, error=("invalid_line", f"line {line.number} {line.problem}"))
@@ -75,12 +87,16 @@ async def _outcome(
         except httpx2.ConnectError as error:
             if is_last:
                 raise HeddleError(f"{client.base_url}: {transport_message(error)}") from error
+            on_wait(transport_message(error))
         except httpx2.HTTPError as error:
             if is_last:
                 return entry(line.custom_id, error=("no_answer", transport_message(error)))
+            on_wait(transport_message(error))
         else:
             if is_last or not _comes_back(response):
                 return _answered(line, response)
+            if response.status_code != _BUSY:  # a full server is nothing to be told of
+                on_wait(str(refusal(response)))
             await asyncio.sleep(pause_seconds(response.headers, attempt))
             continue
         await asyncio.sleep(pause_seconds({}, attempt))

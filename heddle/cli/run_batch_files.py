@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from heddle.errors import ConfigError
+from heddle.errors import ConfigError, quoted
 
 ENDPOINTS = ("/v1/completions", "/v1/chat/completions")
 MAX_TOLD_DUPLICATES = 5
@@ -54,7 +54,9 @@ def read_batch(path: Path) -> list[BatchLine]:
     twice = []
     for line in lines:
         if line.custom_id is not None and line.custom_id in first:
-            twice.append(f"{line.custom_id!r} in lines {first[line.custom_id]} and {line.number}")
+            twice.append(
+                f"{quoted(line.custom_id)} in lines {first[line.custom_id]} and {line.number}"
+            )
         elif line.custom_id is not None:
             first[line.custom_id] = line.number
     if twice:
@@ -131,7 +133,7 @@ class BatchOutput:
             if line["error"] is not None or not isinstance(name, str) or name in self.done:
                 continue
             if name not in self._known:
-                self._refuse(number, f"answers {name!r}, which is not in the input")
+                self._refuse(number, f"answers {quoted(name)}, which is not in the input")
             self.done.add(name)
             kept.append(row + b"\n")
         return kept

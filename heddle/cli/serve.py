@@ -98,6 +98,6 @@ def describe(serving: Serving, url: str) -> dict[str, object]:
         "layout": layout_object(
             plan.parallel, block_size=plan.cache.block_size, executor=plan.executor
         ),
-        "kv_tokens_total": serving.kv_tokens_total,
-        "longest_prompt": serving.longest_prompt,
+        "kv_tokens_total": serving.capacity.kv_tokens_total,
+        "longest_prompt": serving.capacity.longest_prompt,
     }

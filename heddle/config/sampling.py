@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import Any
 
 from heddle.config.structured import StructuredOutputsParams, structured_outputs
-from heddle.errors import RequestError
+from heddle.errors import RequestError, quoted
 
 MAX_CHOICES = 16
 """Largest `n`."""
@@ -132,9 +132,9 @@ def check_token_ids(name: str, token_ids: Iterable[int], vocab_size: int) -> Non
     """
     for token_id in token_ids:
         if not _is_int(token_id):
-            raise RequestError(f"{name}: {token_id!r} is not a token id; ids are integers")
+            raise RequestError(f"{name}: {quoted(token_id)} is not a token id; ids are integers")
         if not 0 <= token_id < vocab_size:
-            raise RequestError(f"{name}: token id {token_id} outside 0..{vocab_size - 1}")
+            raise RequestError(f"{name}: token id {quoted(token_id)} outside 0..{vocab_size - 1}")
 
 
 def check_vocabulary(params: SamplingParams, vocab_size: int) -> None:
@@ -157,7 +157,7 @@ def check_vocabulary(params: SamplingParams, vocab_size: int) -> None:
 
 def _refusal(name: str, value: object, rule: str, nearest: object = None) -> RequestError:
     hint = "" if nearest is None else f"; nearest legal: {nearest}"
-    return RequestError(f"{name}={value!r} is not legal; must be {rule}{hint}")
+    return RequestError(f"{name}={quoted(value)} is not legal; must be {rule}{hint}")
 
 
 def _is_int(value: object) -> bool:

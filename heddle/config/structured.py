@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-from heddle.errors import RequestError
+from heddle.errors import RequestError, quoted
 
 StructureKind = Literal["json", "regex", "choice", "grammar", "json_object"]
 
@@ -98,14 +98,15 @@ def structured_outputs(given: object) -> StructuredOutputsParams | None:
         return given
     if not isinstance(given, Mapping):
         raise RequestError(
-            f"structured_outputs={_shown(given)} is not legal; must be StructuredOutputsParams or "
+            f"structured_outputs={quoted(given)} is not legal; must be StructuredOutputsParams or "
             f"a mapping of its fields: {', '.join(_NAMES)}"
         )
     known = {field.name for field in fields(StructuredOutputsParams)}
     unknown = sorted(map(str, set(given) - known))
     if unknown:
         raise RequestError(
-            f"structured_outputs: {unknown[0]!r} is not known; legal here: {', '.join(_NAMES)}",
+            f"structured_outputs: {quoted(unknown[0])} is not known; legal here: "
+            f"{', '.join(_NAMES)}",
             "unsupported_parameter",
         )
     return StructuredOutputsParams(
@@ -116,14 +117,8 @@ def structured_outputs(given: object) -> StructuredOutputsParams | None:
 def _refusal(name: str, value: object, rule: str, nearest: object = None) -> RequestError:
     hint = "" if nearest is None else f"; nearest legal: {nearest}"
     return RequestError(
-        f"structured_outputs.{name}={_shown(value)} is not legal; must be {rule}{hint}"
+        f"structured_outputs.{name}={quoted(value)} is not legal; must be {rule}{hint}"
     )
-
-
-def _shown(value: object) -> str:
-    """A value in a message: long ones are cut."""
-    text = repr(value)
-    return text if len(text) <= 64 else f"{text[:61]}..."
 
 
 def _check_text(name: str, text: Any) -> None:

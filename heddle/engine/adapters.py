@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from heddle.config.adapters import AdapterConfig
 from heddle.config.engine import ResolvedConfig
-from heddle.errors import ConfigError, ModelFileError, RequestError
+from heddle.errors import ConfigError, ModelFileError, RequestError, counted, quoted
 from heddle.step.batch import AdapterChange
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class AdapterTable:
         if found is None:
             known = ", ".join(self.names) or "none"
             raise RequestError(
-                f"no adapter is called {name!r}; loaded: {known}", "adapter_not_found"
+                f"no adapter is called {quoted(name)}; loaded: {known}", "adapter_not_found"
             )
         return found
 
@@ -111,8 +111,8 @@ class AdapterTable:
         adapter = self.get(name)
         if num_requests:
             raise RequestError(
-                f"adapter {name!r} is in use by {num_requests} requests; wait for them or abort "
-                "them first",
+                f"adapter {quoted(name)} is in use by {counted(num_requests, 'request')}; wait for "
+                "them, or abort them first",
                 "adapter_in_use",
             )
         del self._loaded[name]
@@ -159,11 +159,11 @@ class AdapterTable:
             raise ConfigError("adapters are off; set enable_lora")
         if not (isinstance(name, str) and 0 < len(name) <= MAX_NAME and name.isprintable()):
             raise ConfigError(
-                f"{name!r} is no name of an adapter; it is printable text of 1 to {MAX_NAME} "
+                f"{quoted(name)} is no name of an adapter; it is printable text of 1 to {MAX_NAME} "
                 "characters"
             )
         if name in self._loaded:
-            raise ConfigError(f"adapter {name!r} is loaded already; unload it first")
+            raise ConfigError(f"adapter {quoted(name)} is loaded already; unload it first")
         if len(self._loaded) == self._config.max_loras:
             raise ConfigError(
                 f"max_loras={self._config.max_loras} adapters are loaded; unload one first: "

@@ -16,10 +16,11 @@ import contextlib
 import queue
 import threading
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import Any, Self
 
 from heddle.config.sampling import RequestOutputKind, SamplingParams
-from heddle.engine.inputs import PromptInput, parse_prompt
+from heddle.engine.inputs import parse_prompt
 from heddle.engine.llm import LLM
 from heddle.engine.outputs import RequestOutput, merged
 from heddle.engine.prepared import PreparedRequest
@@ -46,11 +47,6 @@ class Stream:
         self._failure: BaseException | None = None
         self._is_ended = False
         self._news = asyncio.Event()
-
-    @property
-    def has_news(self) -> bool:
-        """Something waits to be read."""
-        return self._news.is_set()
 
     def __aiter__(self) -> Self:
         return self
@@ -106,6 +102,8 @@ class AsyncLLM:
         """
         self.llm = llm
         self.driver = llm.driver
+        self.prepare = llm.driver.prepare
+        """Checks a request; any thread may call it, also while a step runs."""
         self._loop = asyncio.get_running_loop()
         self._on_step = on_step
         self._commands: queue.SimpleQueue[_Command | None] = queue.SimpleQueue()
@@ -162,9 +160,8 @@ class AsyncLLM:
             RankFailed: the engine has failed.
         """
         params = sampling_params or SamplingParams()
-        stream = self.submit(
-            await asyncio.to_thread(self.prepare, parse_prompt(prompt), params, lora_request)
-        )
+        prepare = partial(self.prepare, parse_prompt(prompt), params, adapter=lora_request)
+        stream = self.submit(await asyncio.to_thread(prepare))
         try:
             async for output in stream:
                 if output.error is not None:
@@ -172,30 +169,6 @@ class AsyncLLM:
                 yield output
         finally:
             self.abort(stream)
-
-    def prepare(
-        self,
-        prompt: PromptInput,
-        params: SamplingParams,
-        adapter: str | None = None,
-        *,
-        priority: int = 0,
-        pin_seconds: float | None = None,
-        wants_tokens: bool = True,
-    ) -> PreparedRequest:
-        """Check a request; any thread may call this.
-
-        Raises:
-            RequestError, PromptTooLong: see `prepare_request`.
-        """
-        return self.driver.prepare(
-            prompt,
-            params,
-            adapter=adapter,
-            priority=priority,
-            pin_seconds=pin_seconds,
-            wants_tokens=wants_tokens,
-        )
 
     async def call(self, function: Callable[[], Any]) -> Any:
         """Run a function between two steps, in the thread that owns the driver.

@@ -15,7 +15,7 @@ import jinja2
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from heddle.errors import RequestError
+from heddle.errors import RequestError, quoted
 
 _CODE = "invalid_template_input"
 _END_MARK = "\ue000heddle-continue\ue000"
@@ -96,7 +96,7 @@ def _plain_message(message: Any) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         raise RequestError(f"a message is a mapping with a role, not {type(message).__name__}")
     if not isinstance(message.get("role"), str):
-        raise RequestError(f"the 'role' of a message is text, not {message.get('role')!r}")
+        raise RequestError(f"the 'role' of a message is text, not {quoted(message.get('role'))}")
     plain: dict[str, Any] = {k: v for k, v in _plain(message).items() if v is not None}
     content = plain.get("content", "")
     if isinstance(content, list):

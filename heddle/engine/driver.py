@@ -330,6 +330,10 @@ class Driver:
         for replica in self.replicas:
             replica.cache.reset_prefix_cache()
 
+    def close(self) -> None:
+        """End what helps to prepare requests; the executor is its maker's. May be called twice."""
+        self._grammars.close()
+
     def audit(self) -> None:
         """Check that blocks and queues agree; for tests.
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from heddle.config.sampling import SamplingParams, check_token_ids, check_vocabulary
 from heddle.engine.tokenizer import Tokenizer
-from heddle.errors import RequestError
+from heddle.errors import RequestError, quoted
 
 _KEYS = ("prompt", "prompt_token_ids", "prompt_embeds", "cache_salt")
 
@@ -130,7 +130,7 @@ def check_params(
 def _parse_mapping(prompt: Mapping[str, Any]) -> PromptInput:
     unknown = sorted(set(prompt) - set(_KEYS), key=str)
     if unknown:
-        raise RequestError(f"unknown prompt key {unknown[0]!r}; known: {', '.join(_KEYS)}")
+        raise RequestError(f"unknown prompt key {quoted(unknown[0])}; known: {', '.join(_KEYS)}")
     text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
     embeddings = prompt.get("prompt_embeds")
     if text is None and ids is None and embeddings is None:

@@ -31,10 +31,11 @@ from heddle.engine.outputs import RequestMetrics, RequestOutput
 from heddle.engine.progress import line_on_terminal, loading_bar, progress_bar
 from heddle.engine.tokenizer import Tokenizer, check_tokenizer, load_tokenizer
 from heddle.engine.trace import StepRecord
-from heddle.errors import HeddleError, RequestError
+from heddle.errors import HeddleError, RequestError, counted, quoted
 from heddle.kernels.warmup import OnLine, compile_elsewhere, operations
 
 Watch = Callable[[Executor], Executor]
+OnPlan = Callable[[ResolvedConfig], None]
 
 
 class LLM:
@@ -93,6 +94,7 @@ class LLM:
         on_progress: RankProgress | None = None,
         on_compile: OnLine | None = None,
         watch: Watch | None = None,
+        on_plan: OnPlan | None = None,
     ) -> Self:
         """The same, from a whole configuration.
 
@@ -102,9 +104,10 @@ class LLM:
             on_progress: told (rank, done, total) while weights load; None: a bar on a terminal.
             on_compile: given a line for each kernel that is compiled first; None: on a terminal.
             watch: puts something between the driver and its ranks, to see what they are asked for.
+            on_plan: told what will run, before anything is compiled or loaded.
         """
         llm = cls.__new__(cls)
-        llm._open(config, launch, on_progress, on_compile, watch)
+        llm._open(config, launch, on_progress, on_compile, watch, on_plan)
         return llm
 
     @property
@@ -247,6 +250,7 @@ class LLM:
     def close(self) -> None:
         """End the ranks and free what they held; a second call does nothing."""
         self._is_closed = True
+        self._driver.close()
         self._executor.close()
 
     def __enter__(self) -> Self:
@@ -267,12 +271,15 @@ class LLM:
         on_progress: RankProgress | None = None,
         on_compile: OnLine | None = None,
         watch: Watch | None = None,
+        on_plan: OnPlan | None = None,
     ) -> None:
         resolved = resolve_here(config, launch)
         self._is_closed = False
         self._turn = threading.Lock()
         self._tokenizer = load_tokenizer(resolved.model_path)
         check_tokenizer(self._tokenizer, resolved.model_path, resolved.model.vocab_size)
+        if on_plan is not None:
+            on_plan(resolved)
         needed = operations(resolved.kernels, resolved.backend, resolved.kv_cache_dtype)
         compile_elsewhere(needed, on_compile or line_on_terminal)
         with loading_bar() if on_progress is None else nullcontext(on_progress) as report:
@@ -399,7 +406,8 @@ def _params_per_prompt(
             )
     if len(params) != count:
         raise RequestError(
-            f"{len(params)} sampling_params for {count} prompts; give one, or one per prompt"
+            f"{len(params)} sampling_params for {counted(count, 'prompt')}; give one, or one per "
+            "prompt"
         )
     final = RequestOutputKind.FINAL_ONLY
     return [dataclasses.replace(each, output_kind=final) for each in params]
@@ -411,7 +419,8 @@ def _priority_per_prompt(given: Sequence[int] | None, count: int) -> list[int]:
     ranks = list(given)
     if len(ranks) != count or not all(type(rank) is int for rank in ranks):
         raise RequestError(
-            f"priority is one whole number per prompt, or None; {count} prompts, {ranks!r} found"
+            f"priority is one whole number per prompt, or None; {counted(count, 'prompt')}, "
+            f"{quoted(ranks)} found"
         )
     return ranks
 
@@ -429,7 +438,8 @@ def _adapter_per_prompt(given: str | Sequence[str | None] | None, count: int) ->
             )
     if len(names) != count:
         raise RequestError(
-            f"{len(names)} lora_requests for {count} prompts; give one, or one per prompt"
+            f"{counted(len(names), 'lora_request')} for {counted(count, 'prompt')}; give one, or "
+            "one per prompt"
         )
     return names
 

@@ -16,7 +16,7 @@ from heddle.engine.grammar.compiler import Grammar, GrammarCompiler
 from heddle.engine.grammar.matcher import Matcher
 from heddle.engine.inputs import PromptInput, bad_word_ids, check_params
 from heddle.engine.tokenizer import Tokenizer
-from heddle.errors import RequestError
+from heddle.errors import PromptTooLong, RequestError
 from heddle.scheduler.admission import resolve_room
 from heddle.step.build import BadWordIds
 
@@ -86,6 +86,9 @@ def prepare_request(
         RequestError: the prompt or a parameter is not legal for this model.
         PromptTooLong: it could never finish here.
     """
+    window = resolved.scheduler.max_model_len
+    if tokenizer is not None and prompt.token_ids is None:
+        _check_length(prompt.text or "", tokenizer, window, usable_tokens)
     checked = check_prompt(prompt, params, tokenizer, resolved)
     bad_words = bad_word_ids(params, tokenizer)
     check_params(
@@ -103,7 +106,7 @@ def prepare_request(
     room = resolve_room(
         len(checked.ids),
         params.max_tokens if wants_tokens else 0,
-        window=resolved.scheduler.max_model_len,
+        window=window,
         usable_tokens=usable_tokens,
     )
     form = params.structured_outputs
@@ -116,6 +119,26 @@ def prepare_request(
         pin_seconds=pin_seconds,
         adapter=adapter,
         grammar=None if form is None else grammars.compile(form),
+    )
+
+
+def _check_length(text: str, tokenizer: Tokenizer, window: int, usable_tokens: int) -> None:
+    """Refuse a text whose length alone says that it is too long, before it costs seconds to read.
+
+    Raises:
+        PromptTooLong: it is.
+    """
+    most = min(window - 1, usable_tokens)
+    if len(text) <= most or (least := tokenizer.fewest_tokens(text)) <= most:
+        return
+    has = f"the prompt has {len(text)} characters, which are at least {least} tokens"
+    if least >= window:
+        raise PromptTooLong(
+            f"{has}; the maximum context length is {window} tokens, prompt and completion together",
+            "context_length_exceeded",
+        )
+    raise PromptTooLong(
+        f"{has}; the KV pool takes prompts of {usable_tokens} tokens", "kv_capacity_exceeded"
     )
 
 

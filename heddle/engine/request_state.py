@@ -78,16 +78,20 @@ class RequestState:
 
     def note_failure(self) -> None:
         """No token could be drawn for one of the answers."""
-        why = "the model gave no usable numbers (NaN or inf in the logits, or no permitted token)"
+        request = f"request {self.request_id}"
         if any(answer.matcher is not None and answer.matcher.is_stuck for answer in self.answers):
-            why = (
-                "no token could go on with the text that structured_outputs has led to, or finding "
-                "one took more work than the limits allow"
+            self.error = RequestError(  # its description came with the request
+                f"{request}: no token could go on with the text in the form that was asked for, or "
+                "finding one took more work than the limits allow; the blocks of the request are "
+                "wiped",
+                "invalid_grammar",
             )
-        self.error = RequestError(
-            f"request {self.request_id}: {why}; the blocks of the request are wiped",
-            "generation_failed",
-        )
+        else:
+            self.error = RequestError(
+                f"{request}: the model gave no usable numbers (NaN or inf in the logits, or no "
+                "permitted token); the blocks of the request are wiped",
+                "generation_failed",
+            )
 
     def note_finished(self, now: float) -> None:
         """The last answer has ended."""

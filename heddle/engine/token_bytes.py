@@ -27,6 +27,11 @@ class TokenByteTable(Protocol):
         """Decoding drops one space at the very start of a text."""
         ...
 
+    @property
+    def unknown_bytes(self) -> bytes | None:
+        """Bytes that have no token; None: whole characters may have none."""
+        ...
+
     def token_bytes(self, token_id: int) -> bytes:
         """Bytes of a token; empty for ids without text."""
         ...
@@ -76,6 +81,11 @@ class _ByteLevelTable:
         self._tokenizer = tokenizer
         self._byte_of = _byte_alphabet()
 
+    @property
+    def unknown_bytes(self) -> bytes | None:
+        tokens = self._byte_of.items()
+        return bytes(byte for token, byte in tokens if self._tokenizer.token_to_id(token) is None)
+
     def token_bytes(self, token_id: int) -> bytes:
         token = self._tokenizer.id_to_token(token_id)
         if token is None:
@@ -90,6 +100,14 @@ class _SpaceMarkTable:
     def __init__(self, tokenizer: tokenizers.Tokenizer, strips_first_space: bool) -> None:
         self._tokenizer = tokenizer
         self.strips_first_space = strips_first_space
+
+    @property
+    def unknown_bytes(self) -> bytes | None:
+        tokens = (f"<0x{byte:02X}>" for byte in range(256))
+        falls_back = getattr(self._tokenizer.model, "byte_fallback", False)
+        if falls_back and all(self._tokenizer.token_to_id(token) is not None for token in tokens):
+            return b""
+        return None
 
     def token_bytes(self, token_id: int) -> bytes:
         token = self._tokenizer.id_to_token(token_id)

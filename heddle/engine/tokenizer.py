@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from heddle.engine.chat_template import ChatTemplate, Message
 from heddle.engine.gguf_tokenizer import build_gguf_tokenizer, gguf_special_tokens
 from heddle.engine.text import decode
 from heddle.engine.token_bytes import TokenByteTable, create_byte_table
+from heddle.engine.token_count import TokenCount
 from heddle.errors import ModelFileError, RequestError, UnsupportedError
 from heddle.models.gguf_header import read_gguf_header
 
@@ -97,6 +99,15 @@ class Tokenizer:
             _check_text(text)
         found = self._inner.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
         return [self._without_second_bos(encoding.ids) for encoding in found]
+
+    def fewest_tokens(self, text: str) -> int:
+        """A count of tokens that a text has at least, seen from its length; 0: not known."""
+        return self._count.at_least(text)
+
+    @cached_property
+    def _count(self) -> TokenCount:
+        longest = max(len(self.token_bytes(id_)) for id_ in range(self.largest_token_id + 1))
+        return TokenCount(self._inner, longest, self._bytes.unknown_bytes)
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of token ids, as the stream of these tokens would have been."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from heddle.errors import ConfigError, RequestError
+from heddle.errors import ConfigError, RequestError, counted
 from heddle.kvcache.blocks import BlockPool
 from heddle.kvcache.group_cache import GroupCache
 from heddle.kvcache.hits import PrefixHit
@@ -63,7 +63,7 @@ class PrefixPins:
         if not hit.num_tokens:
             raise _refused(f"nothing of it is cached ({hit.explain()})")
         new = [(group, block) for group, block in _blocks(hit) if block not in self._pinned]
-        what = f"its {hit.num_tokens} tokens take {len(new)} more blocks"
+        what = f"its {counted(hit.num_tokens, 'token')} take {counted(len(new), 'more block')}"
         left = self.max_blocks - len(self._pinned)
         if len(new) > left:
             raise _refused(

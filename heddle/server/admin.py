@@ -45,20 +45,19 @@ def create_admin_app(serving: Serving, stop: Callable[[], None]) -> Starlette:
         serving: what is served.
         stop: begins the end of the server.
     """
-    app = Starlette(
-        routes=[
-            Route("/server_info", server_info, methods=["GET"]),
-            Route("/drain", drain, methods=["POST"]),
-            Route("/abort/{name}", abort, methods=["POST"]),
-            Route("/reset_prefix_cache", reset_prefix_cache, methods=["POST"]),
-            Route("/adapters", load_adapter, methods=["POST"]),
-            Route("/adapters/{name}", unload_adapter, methods=["DELETE"]),
-        ],
-        exception_handlers=error_handlers(),
-    )
+    routes = [
+        Route("/server_info", server_info, methods=["GET"]),
+        Route("/drain", drain, methods=["POST"]),
+        Route("/abort/{name}", abort, methods=["POST"]),
+        Route("/reset_prefix_cache", reset_prefix_cache, methods=["POST"]),
+        Route("/adapters", load_adapter, methods=["POST"]),
+        Route("/adapters/{name}", unload_adapter, methods=["DELETE"]),
+    ]
+    app = Starlette(routes=routes, exception_handlers=error_handlers())
     app.router.redirect_slashes = False
     app.state.serving = serving
     app.state.stop = stop
+    app.state.offered = [route.path for route in routes]
     return app
 
 
@@ -87,8 +86,8 @@ async def server_info(request: Request) -> Response:
                 "num_threads": plan.num_threads,
                 "reasons": list(plan.reasons),
             },
-            "kv_tokens_total": serving.kv_tokens_total,
-            "longest_prompt": serving.longest_prompt,
+            "kv_tokens_total": serving.capacity.kv_tokens_total,
+            "longest_prompt": serving.capacity.longest_prompt,
             "counters": engine.llm.get_metrics(),
             "open_requests": serving.num_open,
             "epoch": 0,

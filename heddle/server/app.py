@@ -17,6 +17,8 @@ from heddle.server import facts
 from heddle.server.chat import create_chat_completion
 from heddle.server.completions import create_completion
 from heddle.server.errors import ApiError
+from heddle.server.guard import HEALTH_PATH, OPEN_PATHS
+from heddle.server.health import health, ready
 from heddle.server.job import ClientGone
 from heddle.server.openapi import openapi
 from heddle.server.serving import Serving
@@ -31,7 +33,8 @@ NOT_BUILT = (
     "files",
 )
 """OpenAI paths that are answered with what is offered instead."""
-OFFERED = "/v1/completions and /v1/chat/completions"
+OFFERED = ("/v1/completions", "/v1/chat/completions")
+"""Paths that a client is pointed to whose path is none."""
 CLIENT_CLOSED = 499
 """Status of an answer that nobody was there to read, in log and metrics."""
 
@@ -53,9 +56,9 @@ def create_app(serving: Serving, *more: Route) -> Starlette:
         Route("/tokenize", facts.tokenize, methods=["POST"]),
         Route("/detokenize", facts.detokenize, methods=["POST"]),
         Route("/tokenizer_info", facts.tokenizer_info, methods=["GET"]),
-        Route("/health", facts.health, methods=["GET"]),
-        Route("/ready", facts.ready, methods=["GET"]),
-        Route("/ping", facts.health, methods=["GET", "POST"]),
+        Route(HEALTH_PATH, health, methods=["GET"]),
+        Route("/ready", ready, methods=["GET"]),
+        Route("/ping", health, methods=["GET", "POST"]),
         Route("/version", facts.version, methods=["GET"]),
         Route("/load", facts.load, methods=["GET"]),
         Route("/openapi.json", openapi, methods=["GET"]),
@@ -68,6 +71,8 @@ def create_app(serving: Serving, *more: Route) -> Starlette:
     )
     app.router.redirect_slashes = False
     app.state.serving = serving
+    app.state.deep_health = None
+    app.state.offered = OFFERED
     return app
 
 
@@ -84,13 +89,12 @@ def error_handlers() -> dict[Any, Callable[[Request, Exception], Awaitable[Respo
 
 
 async def _not_built(request: Request) -> Response:
-    del request
-    raise ApiError(f"this path is not served; {OFFERED} are", "not_found")
+    raise ApiError(f"this path is not served; {_offered(request)}", "not_found")
 
 
 async def _tell(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    if request.method == "POST":  # a probe that is told to wait is no refusal
+    if request.url.path not in OPEN_PATHS:  # a probe that is told to wait is no refusal
         serving: Serving = request.app.state.serving
         serving.on_refusal(request.state.request_id, error)
     return JSONResponse(error.body(), error.status, dict(error.headers))
@@ -110,8 +114,14 @@ async def _tell_http(request: Request, error: Exception) -> Response:
             ApiError("this path does not take this method", "method_not_allowed", headers=allowed),
         )
     if error.status_code == 404:
-        return await _tell(request, ApiError(f"no such path; {OFFERED} are served", "not_found"))
+        return await _tell(request, ApiError(f"no such path; {_offered(request)}", "not_found"))
     return await _tell(request, ApiError(str(error.detail)))
+
+
+def _offered(request: Request) -> str:
+    """What this listener has."""
+    *most, last = request.app.state.offered
+    return f"{', '.join(most)} and {last} are served here"
 
 
 async def _tell_nobody(request: Request, error: Exception) -> Response:

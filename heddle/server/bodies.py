@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Callable
 from typing import TypeVar
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 
 from heddle.server.errors import ApiError
+from heddle.server.heavy_bodies import Decoded, decode_heavy
 from heddle.server.requests import SILENT_FIELDS, SUCCESSORS
 
 BODY_SECONDS = 60.0
 """In which a body must have come."""
 MAX_DISCARDED_BYTES = 64 << 20
 """Read beyond the limit of a body and thrown away, before its connection is cut."""
-_HEAVY_BYTES = 1 << 20
-"""Above this a body is decoded beside the event loop."""
+_HEAVY_BYTES = 1 << 18
+"""Above this a body is decoded in pieces, and beside the event loop."""
 _PLACE = re.compile(r" - at `\$(?P<path>[^`]*)`$")
 
 Body = TypeVar("Body", bound=msgspec.Struct)
+_Decode = Callable[[bytes, type[Body]], Decoded[Body]]
 
 
 async def read_body(request: Request, max_bytes: int) -> bytes:
@@ -61,29 +64,33 @@ async def decode_body(data: bytes, kind: type[Body]) -> tuple[Body, list[str]]:
         ApiError: not JSON, a field of another type, or one that has a successor.
     """
     if len(data) > _HEAVY_BYTES:
-        return await asyncio.to_thread(_decode, data, kind)
-    return _decode(data, kind)
+        return await asyncio.to_thread(_decode, data, kind, decode_heavy)
+    return _decode(data, kind, _decode_light)
 
 
-def _decode(data: bytes, kind: type[Body]) -> tuple[Body, list[str]]:
+def _decode(data: bytes, kind: type[Body], decode: _Decode[Body]) -> tuple[Body, list[str]]:
     try:
-        names = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
-        for name in SUCCESSORS.keys() & names.keys():
-            if bytes(names[name]) != b"null":
-                raise ApiError(
-                    f"{name} is not served; {SUCCESSORS[name]}",
-                    "unsupported_parameter",
-                    param=name,
-                )
-        body = msgspec.json.decode(data, type=kind)
+        body, unknown, outmoded = decode(data, kind)
     except msgspec.ValidationError as error:
         raise _misfit(error) from None
     except (msgspec.DecodeError, UnicodeDecodeError):
         raise ApiError("the body is not valid JSON in UTF-8") from None
     except RecursionError:
         raise ApiError("the body is nested too deeply") from None
-    known = set(kind.__struct_fields__)
-    return body, [name for name in names if name not in known and name not in SILENT_FIELDS]
+    for name, raw in outmoded.items():
+        if raw != b"null":
+            raise ApiError(
+                f"{name} is not served; {SUCCESSORS[name]}", "unsupported_parameter", param=name
+            )
+    return body, unknown
+
+
+def _decode_light(data: bytes, kind: type[Body]) -> Decoded[Body]:
+    names = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
+    known = {*kind.__struct_fields__, *SILENT_FIELDS}
+    outmoded = {name: bytes(names[name]) for name in SUCCESSORS.keys() & names.keys()}
+    unknown = [name for name in names if name not in known]
+    return msgspec.json.decode(data, type=kind), unknown, outmoded
 
 
 def _misfit(error: msgspec.ValidationError) -> ApiError:

@@ -9,17 +9,17 @@ from starlette.requests import Request
 
 from heddle.engine.inputs import PromptInput
 from heddle.engine.outputs import CompletionOutput, RequestOutput
-from heddle.server.bodies import decode_body, read_body
+from heddle.server.answering import answer_request
 from heddle.server.conversation import conversation_prompt
 from heddle.server.errors import ApiError
-from heddle.server.job import Job, while_there
+from heddle.server.job import Job
 from heddle.server.logprobs import TokenNames, chat_logprobs, prompt_logprobs_of
 from heddle.server.pieces import CallArguments, CallBegins, Content, Piece, Reasoning
 from heddle.server.prompts import answer_name, check_salt
 from heddle.server.requests import ChatRequest
 from heddle.server.sampling import check_logprobs, sampling_params
 from heddle.server.serving import Serving
-from heddle.server.streaming import HeldAnswers, event_stream, stream_options, written
+from heddle.server.streaming import HeldAnswers, stream_options
 from heddle.server.tools import ToolUse, plan_tools
 from heddle.server.usage import Envelope, Usage
 
@@ -28,23 +28,13 @@ KIND, CHUNK_KIND = "chat.completion", "chat.completion.chunk"
 
 async def create_chat_completion(request: Request) -> Any:
     """Answer a conversation, as a stream or whole."""
-    serving: Serving = request.app.state.serving
-    data = await read_body(request, serving.max_body_bytes)
-    asked, ignored = await decode_body(data, ChatRequest)
-    serving.note_ignored(ignored)
-    answer = Chat(serving, asked)
-    job = await answer.submit(serving.deadline(request), request.state.request_id)
-    if asked.stream:
-        return event_stream(
-            serving, job, answer.envelope, CHUNK_KIND, answer.deltas, stream_options(asked)
-        )
-    with job:
-        (output,) = await while_there(request, job.whole())
-    return await written(lambda: answer.document(output), asked)
+    return await answer_request(request, ChatRequest, Chat)
 
 
 class Chat:
-    """A chat request that was read, and how its output is written."""
+    """A chat request that was read, and how its output is written; see `Answering`."""
+
+    chunk_kind = CHUNK_KIND
 
     def __init__(self, serving: Serving, asked: ChatRequest) -> None:
         """Check the fields that need no tokens.
@@ -95,8 +85,9 @@ class Chat:
             request_id=request_id,
         )
 
-    def document(self, output: RequestOutput) -> dict[str, Any]:
+    def document(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
         """The whole answer."""
+        (output,) = outputs
         usage = Usage(hides_cached=self._serving.config.hide_cached_tokens)
         usage.note(0, output)
         choices = []
@@ -119,7 +110,7 @@ class Chat:
             more["prompt_token_ids"] = list(output.prompt_token_ids)
         return self.envelope.document(KIND, choices, usage=usage.document(), **more)
 
-    def deltas(self, index: int, output: RequestOutput) -> Iterator[dict[str, Any]]:
+    def chunks(self, index: int, output: RequestOutput) -> Iterator[dict[str, Any]]:
         """Chunks of what an output brings."""
         del index
         for answer in output.outputs:

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from starlette.requests import Request
 
 from heddle.engine.outputs import CompletionOutput, PositionLogprobs, RequestOutput
-from heddle.server.bodies import decode_body, read_body
+from heddle.engine.text import Detokenizer
+from heddle.errors import counted
+from heddle.server.answering import answer_request
 from heddle.server.errors import ApiError
-from heddle.server.job import Job, while_there
-from heddle.server.logprobs import TokenNames, completion_logprobs, prompt_logprobs_of
+from heddle.server.job import Job
+from heddle.server.logprobs import TextOffsets, TokenNames, completion_logprobs, prompt_logprobs_of
 from heddle.server.prompts import answer_name, check_salt, parse_prompts, prompt_input
 from heddle.server.requests import CompletionRequest
 from heddle.server.sampling import check_logprobs, sampling_params
 from heddle.server.serving import Serving
-from heddle.server.streaming import HeldAnswers, event_stream, stream_options, written
+from heddle.server.streaming import HeldAnswers, stream_options
 from heddle.server.usage import Envelope, Usage
 
 KIND = "text_completion"
@@ -27,23 +29,13 @@ MAX_ANSWERS = 256
 
 async def create_completion(request: Request) -> Any:
     """Complete prompts, as a stream or as one answer."""
-    serving: Serving = request.app.state.serving
-    data = await read_body(request, serving.max_body_bytes)
-    asked, ignored = await decode_body(data, CompletionRequest)
-    serving.note_ignored(ignored)
-    answer = Completion(serving, asked)
-    job = await answer.submit(serving.deadline(request), request.state.request_id)
-    if asked.stream:
-        return event_stream(
-            serving, job, answer.envelope, KIND, answer.choices, stream_options(asked)
-        )
-    with job:
-        outputs = await while_there(request, job.whole())
-    return await written(lambda: answer.document(outputs), asked)
+    return await answer_request(request, CompletionRequest, Completion)
 
 
 class Completion:
-    """A completion request that was read, and how its outputs are written."""
+    """A completion request that was read, and how its outputs are written; see `Answering`."""
+
+    chunk_kind = KIND
 
     def __init__(self, serving: Serving, asked: CompletionRequest) -> None:
         """Check the fields that need no tokens.
@@ -54,7 +46,8 @@ class Completion:
         stream_options(asked)
         if asked.suffix:
             raise ApiError(
-                "suffix is not served; this model has no tokens for filling in the middle",
+                "suffix is not served; write the model's own marks for filling in the middle into "
+                "prompt",
                 "unsupported_parameter",
                 param="suffix",
             )
@@ -81,12 +74,13 @@ class Completion:
         )
         if len(self._prompts) * self._params.n > MAX_ANSWERS:
             raise ApiError(
-                f"{len(self._prompts)} prompts x n={self._params.n} are too many answers; at most "
-                f"{MAX_ANSWERS} in one request",
+                f"{counted(len(self._prompts), 'prompt')} x n={self._params.n} are too many "
+                f"answers; at most {MAX_ANSWERS} in one request",
                 param="n",
             )
         self._names = TokenNames(serving.tokenizer, as_ids=bool(asked.return_tokens_as_token_ids))
-        self._offsets: dict[int, int] = {}
+        self._offsets: dict[int, TextOffsets] = {}
+        """By place; of answers that have begun."""
         self._held = HeldAnswers()
         self.envelope = Envelope(
             "cmpl", asked.model or serving.names[0], serving.fingerprint, answer_name(asked)
@@ -110,16 +104,16 @@ class Completion:
             request_id=request_id,
         )
 
-    def document(self, outputs: list[RequestOutput]) -> dict[str, Any]:
+    def document(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
         """The whole answer."""
         usage = Usage(hides_cached=self._serving.config.hide_cached_tokens)
         choices: list[dict[str, Any]] = []
         for index, output in enumerate(outputs):
             usage.note(index, output)
-            choices += self.choices(index, output)
+            choices += self.chunks(index, output)
         return self.envelope.document(KIND, choices, usage=usage.document())
 
-    def choices(self, index: int, output: RequestOutput) -> Iterator[dict[str, Any]]:
+    def chunks(self, index: int, output: RequestOutput) -> Iterator[dict[str, Any]]:
         """What an output brings, choice by choice; nothing for one without news."""
         for answer in output.outputs:
             place = index * self._params.n + answer.index
@@ -137,7 +131,8 @@ class Completion:
     ) -> dict[str, Any]:
         asked = self._asked
         echo = self._prompt_text(output) if is_first and asked.echo else ""
-        offset = self._offsets.get(place, 0)
+        if is_first:
+            self._offsets[place] = self._text_offsets(output, len(echo))
         choice: dict[str, Any] = {
             "index": place,
             "text": echo + answer.text,
@@ -148,17 +143,38 @@ class Completion:
         if answer.logprobs is not None:
             ids: list[int] = [*answer.token_ids]
             positions: list[PositionLogprobs | None] = [*answer.logprobs]
+            offsets = self._offsets[place].take(ids)
             if is_first and asked.echo and output.prompt_logprobs is not None:
                 ids = [*output.prompt_token_ids, *ids]
                 positions = [*output.prompt_logprobs, *positions]
-            choice["logprobs"] = completion_logprobs(positions, ids, self._names, offset)
-        self._offsets[place] = offset + len(choice["text"])
+                offsets = [*self._prompt_offsets(output), *offsets]
+            choice["logprobs"] = completion_logprobs(positions, ids, self._names, offsets)
         if self._shows_prompt_logprobs and is_first:
             choice["prompt_logprobs"] = prompt_logprobs_of(output.prompt_logprobs or ())
         if asked.return_token_ids:
             choice["token_ids"] = list(answer.token_ids)
             choice["prompt_token_ids"] = list(output.prompt_token_ids) if is_first else None
         return choice
+
+    def _text_offsets(self, output: RequestOutput, first: int) -> TextOffsets:
+        """Of the answer, which goes on with a character that its prompt has begun."""
+        tokenizer = self._serving.tokenizer
+        if tokenizer is None:
+            return TextOffsets(None, first)
+        detokenizer = Detokenizer(
+            tokenizer,
+            prompt_token_ids=output.prompt_token_ids,
+            skip_special_tokens=self._params.skip_special_tokens,
+        )
+        return TextOffsets(detokenizer, first)
+
+    def _prompt_offsets(self, output: RequestOutput) -> list[int]:
+        """Of the prompt; special tokens that were added to a text are not part of it."""
+        tokenizer, was_text = self._serving.tokenizer, output.prompt is not None
+        if tokenizer is None:
+            return TextOffsets(None).take(output.prompt_token_ids)
+        detokenizer = Detokenizer(tokenizer, skip_special_tokens=was_text)
+        return TextOffsets(detokenizer).take(output.prompt_token_ids)
 
     def _prompt_text(self, output: RequestOutput) -> str:
         if output.prompt is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import ipaddress
 from dataclasses import dataclass
 from pathlib import Path
@@ -136,6 +137,38 @@ class ServerConfig:
                 f"--host {self.host} is reachable from other machines and no key is set; give "
                 "--api-key-file, or --allow-insecure-bind if everybody there may use it"
             )
+        self._check_effects()
+
+    def _check_effects(self) -> None:
+        """Refuse what would be taken without effect.
+
+        Raises:
+            ConfigError: names the setting, and what it needs.
+        """
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        for is_idle, name, reason in (
+            (self.metrics_key and not self.has_keys, "metrics_key", "no API key is set"),
+            (
+                self.admin_api_key_file and not self.admin_port,
+                "admin_api_key_file",
+                "--admin-port is not given, and a unix socket needs no key",
+            ),
+            (
+                self.tool_call_parser and not self.enable_auto_tool_choice,
+                "tool_call_parser",
+                "--enable-auto-tool-choice is not given",
+            ),
+            (
+                self.max_log_len and not self.enable_log_requests,
+                "max_log_len",
+                "--enable-log-requests is not given",
+            ),
+            (self.uds and self.host != defaults["host"], "host", "--uds is given"),
+            (self.uds and self.port != defaults["port"], "port", "--uds is given"),
+        ):
+            if is_idle:
+                flag = f"--{name.replace('_', '-')}"
+                raise ConfigError(f"{flag} has no effect: {reason}; leave it out, or change that")
 
     @property
     def is_loopback(self) -> bool:

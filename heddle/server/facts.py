@@ -1,21 +1,23 @@
-"""Small endpoints: models, health, load, version, tokens."""
+"""Small endpoints: models, load, version, tokens."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from heddle import __version__
+from heddle.engine.tokenizer import Tokenizer
 from heddle.errors import RequestError
 from heddle.server.bodies import decode_body, read_body
 from heddle.server.conversation import conversation_prompt
 from heddle.server.errors import ApiError, from_request_error
 from heddle.server.prompts import plain_tools
 from heddle.server.requests import DetokenizeRequest, TokenizeRequest
-from heddle.server.serving import Phase, Serving
+from heddle.server.serving import Serving
 
 
 async def list_models(request: Request) -> Response:
@@ -32,22 +34,6 @@ async def show_model(request: Request) -> Response:
             return JSONResponse(model)
     serving.adapter_of(name)
     raise ApiError("the model does not exist", "model_not_found")
-
-
-async def health(request: Request) -> Response:
-    """`GET /health`: 200 while the engine serves or will soon."""
-    serving: Serving = request.app.state.serving
-    if serving.look() in (Phase.READY, Phase.DRAINING):
-        return JSONResponse({})
-    raise ApiError(serving.reason, "engine_unavailable")
-
-
-async def ready(request: Request) -> Response:
-    """`GET /ready`: 200 while new requests are taken."""
-    serving: Serving = request.app.state.serving
-    if serving.look() is Phase.READY:
-        return JSONResponse({"status": "ready"})
-    raise ApiError(f"{serving.phase}: {serving.reason}", "engine_unavailable")
 
 
 async def version(request: Request) -> Response:
@@ -107,13 +93,7 @@ async def detokenize(request: Request) -> Response:
     serving.note_ignored(ignored)
     serving.adapter_of(asked.model)
     tokenizer = serving.need_tokenizer()
-    size = serving.plan.model.vocab_size
-    for index, token_id in enumerate(asked.tokens):
-        if not 0 <= token_id < size:
-            raise ApiError(
-                f"tokens.{index}: a token id is in 0..{size - 1}", param=f"tokens.{index}"
-            )
-    text = await asyncio.to_thread(tokenizer.decode, asked.tokens, False)
+    text = await asyncio.to_thread(_text_of, asked.tokens, tokenizer, serving.plan.model.vocab_size)
     return JSONResponse({"prompt": text})
 
 
@@ -143,6 +123,16 @@ def _models(serving: Serving) -> list[dict[str, Any]]:
     own = [{"id": name, **common, "root": base, "parent": None} for name in serving.names]
     adapters = serving.engine.driver.adapters.names
     return own + [{"id": name, **common, "root": name, "parent": base} for name in adapters]
+
+
+def _text_of(token_ids: Sequence[int], tokenizer: Tokenizer, vocab_size: int) -> str:
+    """Beside the event loop: there may be a million of them."""
+    for index, token_id in enumerate(token_ids):
+        if not 0 <= token_id < vocab_size:
+            raise ApiError(
+                f"tokens.{index}: a token id is in 0..{vocab_size - 1}", param=f"tokens.{index}"
+            )
+    return tokenizer.decode(token_ids, False)
 
 
 def _token_text(data: bytes) -> str:

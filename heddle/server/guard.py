@@ -15,16 +15,18 @@ import uuid
 from collections.abc import Callable, Sequence
 from urllib.parse import urlsplit
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers, MutableHeaders, QueryParams
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from heddle.errors import counted
 from heddle.server.errors import ApiError
 from heddle.server.sse import send_error
 
 MAX_HEADER_BYTES = 32 << 10
 MAX_HEADER_FIELDS = 100
-OPEN_PATHS = frozenset(("/health", "/ready", "/ping"))
-"""Need no key."""
+HEALTH_PATH = "/health"
+OPEN_PATHS = frozenset((HEALTH_PATH, "/ready", "/ping"))
+"""Need no key, but for a deep look."""
 PROBES = OPEN_PATHS | {"/metrics"}
 """Asked for every few seconds: their lines are for debugging."""
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -35,6 +37,8 @@ access_log = logging.getLogger("heddle.access")
 
 Observe = Callable[[str, str, int, float], None]
 """(method, route, status, seconds) of an answer."""
+OnRefusal = Callable[[str, ApiError], None]
+"""(request id, error) that a client gets."""
 
 
 class KeyRing:
@@ -72,6 +76,7 @@ class Guard:
         quiet_paths: frozenset[str] = frozenset(),
         max_requests: int = 1024,
         observe: Observe | None = None,
+        on_refusal: OnRefusal | None = None,
     ) -> None:
         """Wrap.
 
@@ -84,6 +89,7 @@ class Guard:
             quiet_paths: paths without a line in the access log.
             max_requests: at once; probes are answered beyond it.
             observe: told of every answer.
+            on_refusal: told of what is refused here; the application tells of its own refusals.
         """
         self._app = app
         self._keys = keys
@@ -95,6 +101,7 @@ class Guard:
         self.num_requests = 0
         """Requests that are being answered now."""
         self._observe = observe
+        self._on_refusal = on_refusal
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Look at a request, and pass it on or refuse it."""
@@ -119,6 +126,8 @@ class Guard:
         try:
             refusal = self._refusal(scope)
             if refusal is not None:
+                if self._on_refusal is not None:
+                    self._on_refusal(request_id, refusal)
                 await send_error(send_on, refusal)
             elif _is_preflight(scope):
                 await _answer_preflight(send_on)
@@ -129,10 +138,11 @@ class Guard:
             self._note(scope, status, time.monotonic() - started, request_id)
 
     def _refusal(self, scope: Scope) -> ApiError | None:
-        is_probe = scope["path"] in self._open_paths
+        is_probe = scope["path"] in self._open_paths and not is_deep(scope)
         if self.num_requests > self._max_requests and not is_probe:
             return ApiError(
-                f"{self._max_requests} requests are open; see --max-connections",
+                f"{counted(self._max_requests, 'request')} may be open at once; see "
+                "--max-connections",
                 "engine_unavailable",
             )
         raw = scope["headers"]
@@ -191,6 +201,12 @@ class Guard:
                 seconds,
                 request_id,
             )
+
+
+def is_deep(scope: Scope) -> bool:
+    """A request asks every rank for a sign of life; such a one needs a key."""
+    asked = QueryParams(scope.get("query_string", b"")).get("deep", "0")
+    return scope["path"] == HEALTH_PATH and asked.lower() not in ("", "0", "false")
 
 
 def _digest(key: bytes) -> bytes:

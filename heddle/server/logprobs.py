@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from heddle.engine.outputs import Logprob, PositionLogprobs
+from heddle.engine.text import Detokenizer
 from heddle.engine.tokenizer import Tokenizer
 
 LOWEST = -9999.0
@@ -33,11 +34,38 @@ class TokenNames:
         return b"" if self._tokenizer is None else self._tokenizer.token_bytes(token_id)
 
 
+class TextOffsets:
+    """Where tokens begin in their text, however many of them come at once.
+
+    Counted are whole characters: all tokens of one character begin where it does. What a stop
+    string cuts off is counted as if it were there.
+    """
+
+    def __init__(self, detokenizer: Detokenizer | None, first: int = 0) -> None:
+        """Begin.
+
+        Args:
+            detokenizer: new, as that of the text; None: there is no text.
+            first: characters in front.
+        """
+        self._detokenizer = detokenizer
+        self._offset = first
+
+    def take(self, token_ids: Sequence[int]) -> list[int]:
+        """Characters in front of each of the next tokens."""
+        found = []
+        for token_id in token_ids:
+            found.append(self._offset)
+            if self._detokenizer is not None:
+                self._offset += len(self._detokenizer.push(token_id))
+        return found
+
+
 def completion_logprobs(
     positions: Sequence[PositionLogprobs | None],
     token_ids: Sequence[int],
     names: TokenNames,
-    first_offset: int,
+    offsets: Sequence[int],
 ) -> dict[str, Any]:
     """The `logprobs` of a text completion.
 
@@ -45,23 +73,19 @@ def completion_logprobs(
         positions: one per token; None where there is no value (the first of a prompt).
         token_ids: the tokens.
         names: of tokens.
-        first_offset: characters in front of the first token.
+        offsets: characters in front of each token.
     """
-    tokens, values, tops, offsets = [], [], [], []
-    offset = first_offset
+    tokens, values, tops = [], [], []
     for token_id, position in zip(token_ids, positions, strict=True):
         chosen = None if position is None else position[token_id]
-        text = names.text(token_id, chosen)
-        tokens.append(text)
+        tokens.append(names.text(token_id, chosen))
         values.append(None if chosen is None else finite(chosen.logprob))
         tops.append(None if position is None else _by_text(position, names))
-        offsets.append(offset)
-        offset += len(text)
     return {
         "tokens": tokens,
         "token_logprobs": values,
         "top_logprobs": tops,
-        "text_offset": offsets,
+        "text_offset": list(offsets),
     }
 
 

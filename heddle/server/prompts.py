@@ -11,6 +11,7 @@ import msgspec
 
 from heddle.engine.inputs import PromptInput
 from heddle.engine.tokenizer import Tokenizer
+from heddle.errors import counted, quoted
 from heddle.server.errors import ApiError
 from heddle.server.guard import REQUEST_ID
 from heddle.server.requests import Message, SamplingRequest, Tool
@@ -24,28 +25,29 @@ def parse_prompts(given: Any) -> list[str | tuple[int, ...]]:
     """All prompts of a completion request, told apart by their first element.
 
     Args:
-        given: text, a list of texts, a list of ids, or a list of lists of ids.
+        given: text, a list of texts, a list of ids, or a list of lists of ids; ids in a tuple were
+            checked when they were decoded.
     Raises:
         ApiError: another shape, something empty, or too many; names the first place.
     """
     if isinstance(given, str):
         return [_text(given, "prompt")]
+    if isinstance(given, tuple):
+        return [_ids(given, "prompt")]
     if not isinstance(given, list):
-        raise _misfit("prompt")
+        raise prompt_misfit("prompt")
     if not given:
         raise ApiError("prompt is an empty list; at least one prompt is needed", param="prompt")
     if _is_id(given[0]):
         return [_ids(given, "prompt")]
     if len(given) > MAX_PROMPTS:
-        raise ApiError(
-            f"prompt has {len(given)} prompts; at most {MAX_PROMPTS} in one request", param="prompt"
-        )
+        raise too_many_prompts(len(given))
     is_text = isinstance(given[0], str)
     found: list[str | tuple[int, ...]] = []
     for index, item in enumerate(given):
         place = f"prompt.{index}"
-        if isinstance(item, str) != is_text or not isinstance(item, (str, list)):
-            raise _misfit(place)
+        if isinstance(item, str) != is_text or not isinstance(item, (str, list, tuple)):
+            raise prompt_misfit(place)
         found.append(_text(item, place) if isinstance(item, str) else _ids(item, place))
     return found
 
@@ -97,7 +99,7 @@ def truncated(
         count = max_model_len - 1
     if count < 1:
         raise ApiError(
-            f"truncate_prompt_tokens={count} is not legal; must be at least 1, or -1",
+            f"truncate_prompt_tokens={quoted(count)} is not legal; must be at least 1, or -1",
             param="truncate_prompt_tokens",
         )
     ids = prompt.token_ids
@@ -117,7 +119,7 @@ def check_salt(salt: str | None) -> None:
     """
     if salt is not None and not 1 <= len(salt) <= MAX_SALT_CHARACTERS:
         raise ApiError(
-            f"cache_salt has {len(salt)} characters; it has 1 to {MAX_SALT_CHARACTERS}",
+            f"cache_salt has {counted(len(salt), 'character')}; it has 1 to {MAX_SALT_CHARACTERS}",
             param="cache_salt",
         )
 
@@ -212,12 +214,14 @@ def _text(text: str, place: str) -> str:
     return text
 
 
-def _ids(given: list[Any], place: str) -> tuple[int, ...]:
+def _ids(given: list[Any] | tuple[int, ...], place: str) -> tuple[int, ...]:
     if not given:
         raise ApiError(f"{place} is empty; at least one token is needed", param=place)
+    if isinstance(given, tuple):
+        return given
     for index, item in enumerate(given):
         if not _is_id(item):
-            raise _misfit(f"{place}.{index}")
+            raise prompt_misfit(f"{place}.{index}")
     return tuple(given)
 
 
@@ -225,9 +229,18 @@ def _is_id(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _misfit(place: str) -> ApiError:
+def prompt_misfit(place: str) -> ApiError:
+    """A prompt of no legal shape."""
     return ApiError(
         f"{place}: a prompt is text, a list of texts, a list of token ids, or a list of lists of "
         "token ids; they are not mixed",
         param=place,
+    )
+
+
+def too_many_prompts(count: int) -> ApiError:
+    """More than one request may have."""
+    return ApiError(
+        f"prompt has {counted(count, 'prompt')}; at most {MAX_PROMPTS} in one request",
+        param="prompt",
     )

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from heddle.errors import ConfigError
+from heddle.errors import ConfigError, quoted
 from heddle.server.pieces import Content, Piece, PieceParser, PlainText, Reasoning
 from heddle.server.tool_parsers.marks import SPACE, Marks
 
@@ -147,6 +147,6 @@ def find_reasoning_parser(name: str) -> ReasoningParser:
     """
     if name not in _PARSERS:
         raise ConfigError(
-            f"reasoning_parser={name!r} is not known; legal here: {', '.join(_PARSERS)}"
+            f"reasoning_parser={quoted(name)} is not known; legal here: {', '.join(_PARSERS)}"
         )
     return _PARSERS[name]

@@ -1,7 +1,8 @@
 """What a server tells its operators, from one place: metrics, its first lines, the periodic one.
 
-loading   note_phase, note_phase, ...
-ready     begin: counts from now on; lines of the start-up; tasks beside the server
+planned   note_plan: lines of what will run
+loading   note_phase, note_phase, ...: a line of each when it has ended
+ready     begin: counts from now on; last lines of the start-up; tasks beside the server
 closing   end
 """
 
@@ -14,7 +15,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
 
-from heddle.config.engine import EngineConfig
+from heddle.config.engine import EngineConfig, ResolvedConfig
 from heddle.engine.async_llm import AsyncLLM
 from heddle.errors import HeddleError
 from heddle.server.config import ServerConfig
@@ -22,7 +23,7 @@ from heddle.server.errors import ApiError
 from heddle.server.logs import StatsLine, log_refusal
 from heddle.server.memory_plan import predicted_bytes
 from heddle.server.metrics import Metrics
-from heddle.server.startup_lines import startup_lines
+from heddle.server.startup_lines import closing_lines, opening_lines
 
 log = logging.getLogger("heddle.server")
 
@@ -46,41 +47,48 @@ class Reporter:
         """
         self.metrics = Metrics(model_name, settings.metrics_compat)
         self._settings, self._clock = settings, clock
-        self._phases: dict[str, float] = {}
+        self._predicted: dict[int, dict[str, int]] = {}
         self._mark = clock()
         self._tasks: list[asyncio.Task[None]] = []
+
+    def note_plan(self, config: EngineConfig, plan: ResolvedConfig) -> None:
+        """Say what will be loaded, and how much of it fits; called in the thread that loads.
+
+        Args:
+            config: as it was asked for.
+            plan: what will run.
+        """
+        try:
+            self._predicted = predicted_bytes(plan)
+        except HeddleError as error:
+            log.warning("memory of ranks cannot be told: %s", error)
+        for line in opening_lines(config, self._settings, plan, self._predicted):
+            log.info("%s", line)
 
     def note_phase(self, name: str) -> None:
         """A phase of the start-up has ended; the next one begins."""
         now = self._clock()
-        self._phases[name], self._mark = now - self._mark, now
+        log.info("%s: %.2f s", name, now - self._mark)
+        self._mark = now
 
     def note_refusal(self, request_id: str, error: ApiError) -> None:
         """A client got this error."""
         self.metrics.count_refusal(error.code)
         log_refusal(request_id, error.code, error.param)
 
-    async def begin(
-        self,
-        engine: AsyncLLM,
-        config: EngineConfig,
-        *,
-        routes: Sequence[str],
-        socket: str,
-        url: str,
-    ) -> None:
+    async def begin(self, engine: AsyncLLM, *, routes: Sequence[str], url: str) -> None:
         """The engine is warm: count what it does, and say what runs.
 
         Args:
             engine: its `on_step` is `metrics.on_step`, its executor was given to
                 `metrics.watch_executor`.
-            config: as it was asked for.
             routes: paths that are served.
-            socket: where the server listens.
             url: where clients find it.
         """
         await engine.call(partial(self.metrics.attach, engine.llm))
-        self._start(self._tell(engine, config, routes, socket, url))
+        self.metrics.tell_plan(self._predicted)
+        for line in closing_lines(self.metrics.watch.resident_bytes(), routes, url):
+            log.info("%s", line)
         self._start(self.metrics.watch_loop())
         if not self._settings.disable_log_stats:
             self._start(StatsLine(lambda: self.metrics.totals, self.metrics.queues).run())
@@ -95,29 +103,3 @@ class Reporter:
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         self._tasks.append(asyncio.ensure_future(work))
-
-    async def _tell(
-        self, engine: AsyncLLM, config: EngineConfig, routes: Sequence[str], socket: str, url: str
-    ) -> None:
-        """Beside the server, since it weighs every kind of rank anew."""
-        plan = engine.llm.plan
-        try:
-            predicted = await asyncio.to_thread(predicted_bytes, plan)
-        except HeddleError as error:
-            log.warning("memory of ranks cannot be told: %s", error)
-            predicted = {}
-        self.metrics.tell_plan(predicted)
-        lines = startup_lines(
-            config,
-            self._settings,
-            plan,
-            engine.driver.replicas,
-            phases=self._phases,
-            predicted=predicted,
-            resident=self.metrics.watch.resident_bytes(),
-            routes=routes,
-            socket=socket,
-            url=url,
-        )
-        for line in lines:
-            log.info("%s", line)

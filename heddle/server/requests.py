@@ -23,7 +23,7 @@ SUCCESSORS: dict[str, str] = {
 SILENT_FIELDS = frozenset(
     ("user", "metadata", "store", "service_tier", "prompt_cache_key", "safety_identifier")
 )
-"""Accepted, without effect, and never logged."""
+"""Accepted with any value, without effect, and never logged."""
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
@@ -98,12 +98,12 @@ class SamplingRequest(msgspec.Struct, kw_only=True):
     request_id: str | None = None
     cache_salt: str | None = None
     cache_pin_seconds: float | None = None
-    user: str | None = None
-    metadata: dict[str, Any] | None = None
-    store: bool | None = None
-    service_tier: str | None = None
-    prompt_cache_key: str | None = None
-    safety_identifier: str | None = None
+    user: Any = None
+    metadata: Any = None
+    store: Any = None
+    service_tier: Any = None
+    prompt_cache_key: Any = None
+    safety_identifier: Any = None
     best_of: int | None = None
 
 

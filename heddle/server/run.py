@@ -23,18 +23,19 @@ from starlette.routing import Route
 from heddle.config.engine import EngineConfig
 from heddle.engine.async_llm import AsyncLLM
 from heddle.engine.executors.launch_info import LaunchInfo
-from heddle.engine.llm import LLM, Watch
+from heddle.engine.llm import LLM, OnPlan, Watch
 from heddle.engine.machine import resolve_here
-from heddle.errors import HeddleError
+from heddle.errors import HeddleError, counted
 from heddle.server.admin import create_admin_app
 from heddle.server.app import NOT_BUILT, create_app
 from heddle.server.config import ServerConfig, read_keys
 from heddle.server.guard import OPEN_PATHS, Guard, KeyRing
+from heddle.server.health import DeepHealth
 from heddle.server.http import HttpServer, http_server
 from heddle.server.listening import listeners, url_of
+from heddle.server.loading import load_checked
 from heddle.server.logs import configure_logging
 from heddle.server.reporting import Reporter
-from heddle.server.self_check import check_layout, why_skipped
 from heddle.server.serving import Phase, Serving
 from heddle.server.tools import check_parser_names
 from heddle.server.warmup import warm_up
@@ -45,6 +46,8 @@ INTERRUPTED = 130
 
 METRICS_PATH = "/metrics"
 
+Load = Callable[[Watch, OnPlan], LLM]
+"""Takes a watch between driver and ranks, and who is told of the plan."""
 OnReady = Callable[[Serving, str], None]
 """Told once: what is served, and its URL."""
 
@@ -74,7 +77,7 @@ def serve(
     resolve_here(config, launch)  # what is refused is refused before anything starts
     configure_logging(settings.log_level, settings.log_format, sys.stderr)
     with listeners(settings) as (listener, admin_listener):
-        load = partial(load_checked, config, settings, launch, _say)
+        load = partial(load_checked, config, settings.self_check, launch, _say)
         server = Server(
             load,
             config,
@@ -93,47 +96,12 @@ def _say(line: str) -> None:
     log.info("%s", line)
 
 
-def load_checked(
-    config: EngineConfig,
-    settings: ServerConfig,
-    launch: LaunchInfo | None,
-    say: Callable[[str], None],
-    watch: Watch | None = None,
-) -> LLM:
-    """Load the model, and compare its layout with one rank where that can be done.
-
-    Args:
-        config: of the engine.
-        settings: of the server.
-        launch: what a launcher told this process.
-        say: gets lines of the start-up.
-        watch: sees what the driver asks of its ranks.
-    Raises:
-        HeddleError: it does not load.
-        NumericsError: the layout gives other numbers.
-    """
-    llm = LLM.from_config(config, launch=launch, on_compile=say, watch=watch)
-    try:
-        reason = why_skipped(config, llm, settings.self_check)
-        if reason:
-            say(f"self-check: none, {reason}")
-        else:
-            started = time.monotonic()
-            difference = check_layout(config, llm)
-            seconds = time.monotonic() - started
-            say(f"self-check: logits within {difference:.1e} of one rank's ({seconds:.1f} s)")
-    except BaseException:
-        llm.close()
-        raise
-    return llm
-
-
 class Server:
     """One run, from an open port to a closed one."""
 
     def __init__(
         self,
-        load: Callable[[Watch], LLM],
+        load: Load,
         config: EngineConfig,
         serving: Serving,
         keys: KeyRing,
@@ -146,7 +114,7 @@ class Server:
         """Wire the parts.
 
         Args:
-            load: loads the model, with a watch between driver and ranks; called in a thread.
+            load: loads the model; called in a thread.
             config: of the engine, as it was asked for.
             serving: what is served.
             keys: of clients.
@@ -172,6 +140,7 @@ class Server:
             quiet_paths=frozenset(settings.disable_access_log_for_endpoints),
             max_requests=settings.max_connections,
             observe=metrics.observe_http,
+            on_refusal=self._reporter.note_refusal,
         )
         http = http_server(
             self._guard,
@@ -250,7 +219,8 @@ class Server:
     async def _load(self) -> AsyncLLM:
         reporter, metrics = self._reporter, self._reporter.metrics
         try:
-            llm = await asyncio.to_thread(self._load_engine, metrics.watch_executor)
+            note_plan = partial(reporter.note_plan, self._config)
+            llm = await asyncio.to_thread(self._load_engine, metrics.watch_executor, note_plan)
         finally:
             self._is_loading = False
         reporter.note_phase("load")
@@ -266,9 +236,8 @@ class Server:
                 for route in self._app.routes
                 if isinstance(route, Route) and route.path.removeprefix("/v1/") not in NOT_BUILT
             ]
-            await reporter.begin(
-                engine, self._config, routes=routes, socket=url.partition("//")[2] or url, url=url
-            )
+            await reporter.begin(engine, routes=routes, url=url)
+            self._app.state.deep_health = DeepHealth(engine, metrics.canaries)
         except BaseException:
             await engine.close()
             raise
@@ -296,7 +265,7 @@ class Server:
     async def _drain(self) -> None:
         """Let open requests finish, within the limit and until a second signal."""
         self.serving.drain("the server is stopping")
-        self._say(f"stopping: {self.serving.num_open} open requests")
+        self._say(f"stopping: {counted(self.serving.num_open, 'open request')}")
         end = time.monotonic() + self._settings.shutdown_timeout
         while self._is_busy() and time.monotonic() < end and self._num_signals < 2:
             await asyncio.sleep(0.02)

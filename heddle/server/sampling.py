@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from heddle.config.sampling import RequestOutputKind, SamplingParams
-from heddle.errors import RequestError
-from heddle.server.errors import ApiError
+from heddle.errors import RequestError, quoted
+from heddle.server.errors import ApiError, from_request_error
 from heddle.server.requests import ResponseFormat, SamplingRequest, StructuredOutputs
 
 _PLAIN_FIELDS = (
@@ -33,6 +34,8 @@ _PLAIN_FIELDS = (
     "skip_special_tokens",
     "spaces_between_special_tokens",
 )
+_FIRST_WORD = re.compile(r"(?:len\()?([a-z_]+(?:\.[a-z_]+)*)")
+"""Of a message of the engine: the field that it is about."""
 _MODEL_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
@@ -99,9 +102,33 @@ def sampling_params(
             output_kind=RequestOutputKind.DELTA if is_stream else RequestOutputKind.FINAL_ONLY,
         )
     except RequestError as refusal:
-        name = str(refusal).partition("=")[0]
-        param = name if name in asked.__struct_fields__ else None
-        raise ApiError(str(refusal), refusal.code, param=param) from None
+        raise named_as_sent(refusal, asked) from None
+
+
+def named_as_sent(refusal: RequestError, asked: SamplingRequest) -> ApiError:
+    """The engine's refusal, with the field that the client sent in place of what became of it.
+
+    Args:
+        refusal: of sampling parameters, or of the grammar.
+        asked: the request.
+    """
+    message = str(refusal)
+    word = _FIRST_WORD.match(message)
+    param = word[1] if word else ""
+    if param.partition(".")[0] == "structured_outputs" and asked.structured_outputs is None:
+        sent = _sent_form(asked)
+        message, param = message.replace(param, sent), sent
+    known = param.partition(".")[0] in asked.__struct_fields__
+    error = from_request_error(refusal)
+    return ApiError(message, error.code, param=param if known else None, headers=error.headers)
+
+
+def _sent_form(asked: SamplingRequest) -> str:
+    """The field that a grammar came from, if it was not `structured_outputs`."""
+    form = asked.response_format
+    if form is None or form.type == "text":
+        return "tools"  # a required call follows the schemas of their parameters
+    return "response_format.json_schema.schema" if form.json_schema else "response_format"
 
 
 def check_logprobs(count: int | None, most: int, param: str) -> None:
@@ -111,7 +138,7 @@ def check_logprobs(count: int | None, most: int, param: str) -> None:
         ApiError: there are.
     """
     if count is not None and not 0 <= count <= most:
-        raise ApiError(f"{param}={count} is not legal; must be in 0..{most}", param=param)
+        raise ApiError(f"{param}={quoted(count)} is not legal; must be in 0..{most}", param=param)
 
 
 def _biases(given: Mapping[str, float]) -> dict[int, float]:

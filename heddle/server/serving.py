@@ -20,18 +20,19 @@ from heddle import __version__
 from heddle.config.engine import ResolvedConfig
 from heddle.config.sampling import SamplingParams
 from heddle.engine.async_llm import AsyncLLM
+from heddle.engine.capacity import Capacity
 from heddle.engine.inputs import PromptInput
 from heddle.engine.llm import LLM
 from heddle.engine.prepared import PreparedRequest
 from heddle.engine.tokenizer import Tokenizer
-from heddle.errors import ConfigError, HeddleError, RankFailed, RequestError
+from heddle.errors import ConfigError, HeddleError, RankFailed, RequestError, counted, quoted
 from heddle.scheduler.door import Door, Ticket
 from heddle.server.config import ServerConfig
 from heddle.server.errors import ApiError, from_request_error
 from heddle.server.job import Job
 from heddle.server.prompts import truncated
 from heddle.server.requests import SamplingRequest
-from heddle.server.sampling import model_defaults
+from heddle.server.sampling import model_defaults, named_as_sent
 
 log = logging.getLogger("heddle.server")
 MAX_IGNORED_NAMES = 256
@@ -72,6 +73,7 @@ class Serving:
         self._open: dict[Job, str] = {}
         """Requests in the engine, with the ids that their clients know."""
         self._engine: AsyncLLM | None = None
+        self._capacity: Capacity | None = None
         self._door: Door | None = None
         self._ignored: set[str] = set()
         self._slow = ThreadPoolExecutor(SLOW_THREADS, thread_name_prefix="heddle-grammar")
@@ -106,7 +108,9 @@ class Serving:
         except (ValueError, RecursionError):
             found = None
         if not isinstance(found, dict):
-            raise ConfigError(f"default_chat_template_kwargs={text!r}: a JSON object is expected")
+            raise ConfigError(
+                f"default_chat_template_kwargs={quoted(text)}: a JSON object is expected"
+            )
         return found
 
     def check(self) -> None:
@@ -121,7 +125,10 @@ class Serving:
         """The engine is there, and every rank has run real steps."""
         self._engine = engine
         plan = engine.llm.plan
-        self._door = Door.from_config(plan.scheduler, self.kv_tokens_total, time.monotonic)
+        self._capacity = Capacity.of(plan)
+        self._door = Door.from_config(
+            plan.scheduler, self._capacity.kv_tokens_total, time.monotonic
+        )
         if self.config.generation_config == "auto":
             self._defaults = model_defaults(plan.model_path)
         digest = hashlib.sha256(repr((plan, self._defaults)).encode()).hexdigest()
@@ -184,18 +191,15 @@ class Serving:
         return self.plan.scheduler.max_model_len
 
     @property
-    def kv_tokens_total(self) -> int:
-        """Tokens that the pools of all replicas store."""
-        return sum(
-            replica.cache.num_usable_blocks * replica.cache.virtual_block_size
-            for replica in self._llm.driver.replicas
-        )
+    def capacity(self) -> Capacity:
+        """How many tokens it stores, and how long a prompt it takes.
 
-    @property
-    def longest_prompt(self) -> int:
-        """Tokens of the longest prompt that is accepted, with room for one token after it."""
-        usable = self._llm.driver.replicas[0].cache.usable_tokens
-        return min(self.max_model_len - 1, usable)
+        Raises:
+            ApiError: nothing is loaded.
+        """
+        if self._capacity is None:
+            raise ApiError(f"not ready: {self.reason}", "engine_unavailable")
+        return self._capacity
 
     @property
     def max_body_bytes(self) -> int:
@@ -301,7 +305,7 @@ class Serving:
                 engine.prepare(
                     truncated(prompt, wishes, self.tokenizer, self.max_model_len),
                     params,
-                    adapter,
+                    adapter=adapter,
                     priority=wishes.priority or 0,
                     pin_seconds=wishes.cache_pin_seconds,
                     wants_tokens=needs_tokens,
@@ -317,7 +321,7 @@ class Serving:
             self._check_prompt_logprobs(params, prepared)
             job = self._let_in(prepared, deadline)
         except RequestError as refusal:
-            raise from_request_error(refusal) from None
+            raise named_as_sent(refusal, wishes) from None
         self._open[job] = request_id
         if self.config.enable_log_requests:
             self._log_prompts(request_id, prompts, params)
@@ -377,8 +381,8 @@ class Serving:
         longest = max(len(each.prompt.ids) for each in prepared)
         if params.prompt_logprobs is not None and longest > most:
             raise ApiError(
-                f"log-probabilities of a prompt of {longest} tokens; at most {most} here, see "
-                "--max-prompt-logprobs-tokens",
+                f"log-probabilities of a prompt of {counted(longest, 'token')}; at most {most} "
+                "here, see --max-prompt-logprobs-tokens",
                 param="prompt_logprobs",
             )
 

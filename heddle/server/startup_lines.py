@@ -1,4 +1,4 @@
-"""What a server says once, when it is ready: what runs, with what, where, and how much fits."""
+"""What a server says once: what will run, with what, and how much fits; then, where it serves."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from heddle import __version__
 from heddle.config.engine import EngineConfig, ResolvedConfig
-from heddle.engine.replica import Replica
+from heddle.engine.capacity import Capacity
+from heddle.errors import counted
 from heddle.layout.mesh import GROUP_KINDS
 from heddle.server.config import SECRETS, ServerConfig
 from heddle.step.topology import Topology
@@ -15,50 +16,45 @@ from heddle.step.topology import Topology
 MIB = 1 << 20
 
 
-def startup_lines(
+def opening_lines(
     config: EngineConfig,
     settings: ServerConfig,
     plan: ResolvedConfig,
-    replicas: Sequence[Replica],
-    *,
-    phases: Mapping[str, float],
     predicted: Mapping[int, Mapping[str, int]],
-    resident: Sequence[int],
-    routes: Sequence[str],
-    socket: str,
-    url: str,
 ) -> list[str]:
-    """The lines, in the order in which they are written.
+    """What is about to be loaded, before it is; in the order in which it is written.
 
     Args:
         config: as it was asked for.
         settings: of the server.
-        plan: what runs.
-        replicas: with their pools.
-        phases: seconds of each phase of the start-up, in order.
+        plan: what will run.
         predicted: bytes of each part of a rank's memory, by rank; empty: not known.
-        resident: measured bytes of each rank's process; empty: not known.
-        routes: paths that are served.
-        socket: where the server listens.
-        url: where clients find it.
     """
-    cache = replicas[0].cache
-    num_tokens = sum(r.cache.num_usable_blocks * r.cache.virtual_block_size for r in replicas)
-    window = plan.scheduler.max_model_len
+    window, capacity = plan.scheduler.max_model_len, Capacity.of(plan)
+    stored = capacity.kv_tokens_total
     return [
         f"heddle {__version__}, model {config.model} ({plan.model.architecture})",
         f"settings: {', '.join(changed_settings(config, settings)) or 'all defaults'}",
-        f"listening on {socket}",
         *plan_lines(plan),
-        "phases: " + ", ".join(f"{name} {seconds:.2f} s" for name, seconds in phases.items()),
-        *_memory_lines(predicted, resident),
-        f"KV cache size: {num_tokens} tokens",
-        f"Maximum concurrency for {window} tokens per request: {num_tokens / window:.2f}x",
-        f"longest prompt: {min(window - 1, cache.usable_tokens)} tokens",
-        _prefix_line(plan, cache.virtual_block_size),
-        f"routes: {' '.join(routes)}",
-        f"ready at {url}",
+        *(f"memory of rank {rank}, MiB: {_parts(parts)}" for rank, parts in predicted.items()),
+        f"KV cache size: {counted(stored, 'token')}",
+        f"Maximum concurrency for {counted(window, 'token')} per request: {stored / window:.2f}x",
+        f"longest prompt: {counted(capacity.longest_prompt, 'token')}",
+        _prefix_line(plan, capacity.prefix_unit),
     ]
+
+
+def closing_lines(resident: Sequence[int], routes: Sequence[str], url: str) -> list[str]:
+    """What is told when it serves.
+
+    Args:
+        resident: measured bytes of each rank's process; empty: not known.
+        routes: paths that are served.
+        url: where clients find it.
+    """
+    measured = ", ".join(f"rank {rank} {size / MIB:.1f}" for rank, size in enumerate(resident))
+    memory = f"memory measured, MiB, with interpreter and libraries: {measured}"
+    return [*([memory] if resident else ()), f"routes: {' '.join(routes)}", f"ready at {url}"]
 
 
 def changed_settings(config: EngineConfig, settings: ServerConfig) -> list[str]:
@@ -78,7 +74,7 @@ def plan_lines(plan: ResolvedConfig) -> list[str]:
         f"DP {parallel.data_parallel_size}"
     )
     lines = [
-        f"plan: {degrees}; {mesh.world_size} ranks, executor {plan.executor}, backend "
+        f"plan: {degrees}; {counted(mesh.world_size, 'rank')}, executor {plan.executor}, backend "
         f"{plan.backend}, kernels {plan.kernels}, dtype {plan.dtype}, KV {plan.kv_cache_dtype}"
     ]
     groups = [(kind, mesh.groups(kind)) for kind in kinds if mesh.group_size(kind) > 1]
@@ -89,24 +85,15 @@ def plan_lines(plan: ResolvedConfig) -> list[str]:
     return lines + [f"chosen: {reason}" for reason in plan.reasons]
 
 
-def _memory_lines(
-    predicted: Mapping[int, Mapping[str, int]], resident: Sequence[int]
-) -> Iterator[str]:
-    """One line per rank; ranks without either number have none."""
-    for rank in sorted({*predicted, *range(len(resident))}):
-        parts = predicted.get(rank, {})
-        texts = [f"{name} {size / MIB:.1f}" for name, size in parts.items() if size]
-        if parts:
-            texts.append(f"predicted {sum(parts.values()) / MIB:.1f}")
-        if rank < len(resident):
-            texts.append(f"measured {resident[rank] / MIB:.1f} with interpreter and libraries")
-        yield f"memory of rank {rank}, MiB: {', '.join(texts)}"
+def _parts(parts: Mapping[str, int]) -> str:
+    texts = [f"{name} {size / MIB:.1f}" for name, size in parts.items() if size]
+    return ", ".join([*texts, f"predicted {sum(parts.values()) / MIB:.1f}"])
 
 
 def _prefix_line(plan: ResolvedConfig, unit: int) -> str:
     if not plan.cache.enable_prefix_caching:
         return "prefix cache: off"
-    return f"prefix cache: blocks of {unit} tokens"
+    return f"prefix cache: blocks of {counted(unit, 'token')}"
 
 
 def _changes(config: object, skipped: Sequence[str] = ()) -> Iterator[tuple[str, object]]:

@@ -54,6 +54,7 @@ def event_stream(
     kind: str,
     choices_of: Choices,
     options: StreamOptions,
+    request_id: str,
 ) -> EventStream:
     """The answer of a streaming request.
 
@@ -64,11 +65,18 @@ def event_stream(
         kind: `object` of every chunk.
         choices_of: makes the chunks.
         options: of the request.
+        request_id: under which a failure is noted.
     """
+
+    def explain(error: Exception) -> ApiError:
+        found = serving.explain(error)
+        serving.on_refusal(request_id, found)
+        return found
+
     return EventStream(
         _events(serving, job, envelope, kind, choices_of, options),
         comment=job.progress_text,
-        on_error=serving.explain,
+        on_error=explain,
         keep_alive_seconds=serving.config.sse_keep_alive_interval,
         stall_seconds=serving.config.stream_stall_timeout,
     )

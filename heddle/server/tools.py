@@ -19,6 +19,7 @@ from functools import lru_cache
 from typing import Any, Literal, Protocol
 
 from heddle.engine.tokenizer import Tokenizer
+from heddle.errors import counted
 from heddle.server.config import ServerConfig
 from heddle.server.errors import ApiError
 from heddle.server.pieces import Chained, FirstCall, PieceParser, PlainText, WithoutReasoning
@@ -146,7 +147,10 @@ def _checked_choice(asked: ChatRequest) -> Choice:
             raise ApiError("tool_choice needs tools", param="tool_choice")
         return "none"
     if not 1 <= len(tools) <= MAX_TOOLS:
-        raise ApiError(f"tools has {len(tools)} entries; must be 1 to {MAX_TOOLS}", param="tools")
+        raise ApiError(
+            f"tools has {counted(len(tools), 'entry', 'entries')}; must be 1 to {MAX_TOOLS}",
+            param="tools",
+        )
     seen: set[str] = set()
     for index, tool in enumerate(tools):
         _check_function(tool.function, f"tools.{index}.function", seen)

@@ -16,9 +16,10 @@ from transformers import AutoModelForCausalLM, StableLmConfig
 
 from heddle.cli import doctor
 from heddle.cli.main import main
-from heddle.cli.model_checkup import examine_model, longest_prompt
+from heddle.cli.model_checkup import examine_model
 from heddle.cli.output import Output
 from heddle.engine.args import engine_config
+from heddle.engine.capacity import Capacity
 from heddle.engine.llm import LLM
 from heddle.engine.machine import resolve_here
 from heddle.errors import PromptTooLong
@@ -72,7 +73,7 @@ def test_the_longest_prompt_is_the_one_that_the_engine_takes(tiny_folder: Path) 
     for pool in (POOL, 1 << 16):
         arguments = {"kv_cache_memory_bytes": pool, "executor": "inline"}
         resolved = resolve_here(engine_config(str(tiny_folder), **arguments))
-        longest = longest_prompt(resolved)
+        longest = Capacity.of(resolved).longest_prompt
         with LLM(str(tiny_folder), **arguments) as llm:
             llm.driver.replicas[0].scheduler.resolve_room(longest, None)
             with pytest.raises(PromptTooLong):

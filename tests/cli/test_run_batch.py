@@ -113,7 +113,7 @@ def test_a_run_that_stops_says_what_is_left(tmp_path, monkeypatch, capsys):
     batch = Batch(tmp_path, *[request(f"r{index}") for index in range(5)])
     assert batch.run("--url", "http://127.0.0.1:1", "--max-retries", "1") == 1
     told = capsys.readouterr().err
-    assert "5 requests are left; the same command takes them up" in told
+    assert "5 requests left; the same command goes on" in told
     assert "error: http://127.0.0.1:1: ConnectError" in told
 
 
@@ -141,9 +141,7 @@ def test_an_interrupted_run_is_taken_up_where_it_was(fake, tmp_path):
     num_done = len(batch.answers())
     assert (process.returncode, out) == (130, "")
     assert 3 <= num_done < 40
-    assert (
-        err == f"{40 - num_done} requests are left; the same command takes them up\ninterrupted\n"
-    )
+    assert err == f"{40 - num_done} requests left; the same command goes on\ninterrupted\n"
     num_asked = len(fake.bodies)
     assert batch.run("--url", fake.url) == 0
     assert len(batch.answers()) == len(batch.target.read_text().splitlines()) == 40
@@ -195,11 +193,24 @@ def test_progress_is_one_changing_line_on_a_terminal_and_few_lines_elsewhere(tmp
         results.close()
         return log.getvalue()
 
-    left = "1 requests are left; the same command takes them up\n"
-    lines = ["1/3 requests ended, 1 failed", "2/3 requests ended, 2 failed"]
+    left = "1 request left; the same command goes on\n"
+    lines = ["1 of 3 requests ended, 1 failed", "2 of 3 requests ended, 2 failed"]
     assert told(Terminal(), 99.0) == f"\r{lines[0]}\r{lines[1]}\n{left}"
     assert told(io.StringIO(), 0.0) == f"{lines[0]}\n{lines[1]}\n{left}"
     assert told(io.StringIO(), 99.0) == left
+
+
+def test_a_wait_is_told_when_it_is_new_and_now_and_then(tmp_path, monkeypatch):
+    log = io.StringIO()
+    results = BatchOutput(tmp_path / "out", ["a"])
+    progress = run_batch.Progress(results, 1, Output(log=log))
+    monkeypatch.setattr(run_batch, "PROGRESS_SECONDS", 99.0)
+    for why in ("loading", "loading", "draining"):
+        progress.note_wait(why)
+    monkeypatch.setattr(run_batch, "PROGRESS_SECONDS", 0.0)
+    progress.note_wait("draining")
+    results.close()
+    assert log.getvalue() == "waiting: loading\nwaiting: draining\nwaiting: draining\n"
 
 
 def test_a_model_of_this_process_answers_as_offline(tiny_folder, tmp_path, capsys):
@@ -218,6 +229,11 @@ def test_a_model_of_this_process_answers_as_offline(tiny_folder, tmp_path, capsy
         *[request(f"e{index}", "abc", **greedy) for index in range(9)],
     )
     assert batch.run(tiny_folder, "--served-model-name", "tiny", "--max-concurrency", "3") == 1
+    told = capsys.readouterr().err.splitlines()
+    assert told[0] == f"loading {tiny_folder}"
+    assert any(line.startswith("plan: TP 1, PCP 1") for line in told)
+    assert any(line.startswith("self-check: none, one rank") for line in told)
+    assert any(re.fullmatch(r"loaded in [0-9.]+ s", line) for line in told)
     found = batch.answers()
     assert len(found) == 13
     assert found["a"]["response"]["body"]["choices"][0]["text"] == text

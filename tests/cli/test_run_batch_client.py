@@ -20,7 +20,7 @@ def lines(num=1, **changes):
     ]
 
 
-def ask(answer, asked, *, max_retries=2, max_concurrency=3, check=lambda: None):
+def ask(answer, asked, *, max_retries=2, max_concurrency=3, check=lambda: None, waits=None):
     written = []
 
     async def follow():
@@ -32,6 +32,7 @@ def ask(answer, asked, *, max_retries=2, max_concurrency=3, check=lambda: None):
                 max_concurrency=max_concurrency,
                 max_retries=max_retries,
                 write=written.append,
+                on_wait=(waits if waits is not None else []).append,
                 check=check,
             )
 
@@ -104,6 +105,18 @@ def test_a_refusal_that_will_stay_is_an_error_at_once(answer):
     assert written["error"]["message"].endswith("no such field")
     assert written["response"]["status_code"] == answer.status_code
     assert written["response"]["body"]["error"]["code"] == "invalid"
+
+
+def test_a_server_that_is_not_there_yet_is_told_of_and_a_full_one_is_not(monkeypatch):
+    monkeypatch.setattr(run_batch_client, "FIRST_PAUSE_SECONDS", 0.0)
+    loading = reply(503, {"error": {"message": "the model is loading"}}, retry_after_ms="1")
+    waits = []
+    replies = Replies(httpx2.ConnectError("refused"), loading, reply())
+    (written,) = ask(replies, lines(), waits=waits)
+    assert written["error"] is None
+    assert waits == ["ConnectError: refused", "status 503: the model is loading"]
+    ask(Replies(reply(429, retry_after="0"), reply()), lines(), waits=waits)
+    assert len(waits) == 2
 
 
 def test_tries_have_an_end():

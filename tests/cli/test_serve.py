@@ -155,7 +155,7 @@ def test_health_answers_while_the_model_loads(folder: Path) -> None:
         (("--max-logprobs", "21"), "0..20"),
         (("--trust-remote-code",), "never run"),
         (("--prot", "1"), "the nearest flag is --port"),
-        (("--uds", "/proc/x"), "cannot listen on"),
+        (("--uds", "/proc/x"), "--port has no effect: --uds is given"),
     ],
 )
 def test_what_is_not_legal_ends_before_anything_starts(
@@ -164,6 +164,12 @@ def test_what_is_not_legal_ends_before_anything_starts(
     ended = run(str(folder), "--port", "0", *words)
     assert ended.returncode == 2, ended.stderr
     assert re.search(message, ended.stderr), ended.stderr
+
+
+def test_a_socket_where_none_can_be_ends_before_anything_starts(folder: Path) -> None:
+    ended = run(str(folder), "--uds", "/proc/x")
+    assert ended.returncode == 2, ended.stderr
+    assert "cannot listen on" in ended.stderr
     assert "Traceback" not in ended.stderr
 
 

@@ -42,6 +42,10 @@ def test_no_flag_given_is_the_default() -> None:
 OTHER_WORDS: dict[str, tuple[list[str], Any]] = {
     "host": (["localhost"], "localhost"),
     "admin_port": (["7", "--admin-api-key-file", "f"], 7),
+    "admin_api_key_file": (["f", "--admin-port", "7"], "f"),
+    "metrics_key": (["--api-key", "k"], True),
+    "tool_call_parser": (["word", "--enable-auto-tool-choice"], "word"),
+    "max_log_len": (["7", "--enable-log-requests"], 7),
     "ssl_keyfile": (["k", "--ssl-certfile", "c"], "k"),
     "ssl_certfile": (["c", "--ssl-keyfile", "k"], "c"),
 }
@@ -81,7 +85,7 @@ def test_a_flag_changes_its_field_alone(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in FIELDS if KINDS[name] is bool])
 def test_a_switch_can_be_switched_off_again(name: str) -> None:
     flag = f"--no-{name.replace('_', '-')}"
-    variable = {f"HEDDLE_{name.upper()}": "true"}
+    variable = {f"HEDDLE_{name.upper()}": "true", "HEDDLE_API_KEY": "k"}
     assert getattr(settings(**variable), name) is True
     assert getattr(settings(flag, **variable), name) is False
 

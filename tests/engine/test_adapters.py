@@ -162,7 +162,7 @@ def test_an_adapter_in_use_stays(llm: LLM) -> None:
     open_id = driver.add(PromptInput(token_ids=tuple(PROMPT)), PARAMS, adapter="a")
     driver.step()
     driver.load_adapter("b", "b")  # ranks are told with the next step
-    with pytest.raises(RequestError, match="in use by 1 requests") as refusal:
+    with pytest.raises(RequestError, match="in use by 1 request;") as refusal:
         driver.unload_adapter("a")
     assert refusal.value.code == "adapter_in_use"
     driver.abort(open_id)
@@ -175,7 +175,7 @@ def test_an_adapter_in_use_stays(llm: LLM) -> None:
 
 
 def test_names_are_one_for_all_or_one_per_prompt(llm: LLM) -> None:
-    with pytest.raises(RequestError, match="1 lora_requests for 2 prompts"):
+    with pytest.raises(RequestError, match="1 lora_request for 2 prompts"):
         llm.generate([PROMPT] * 2, PARAMS, lora_request=["a"])
     with pytest.raises(RequestError, match="int found"):
         llm.generate([PROMPT] * 2, PARAMS, lora_request=["a", 3])

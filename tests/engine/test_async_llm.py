@@ -56,7 +56,7 @@ def test_a_reader_who_comes_late_gets_all_deltas_as_one() -> None:
 def test_a_reader_who_comes_late_gets_no_token_twice(kind: RequestOutputKind) -> None:
     async def test(engine: AsyncLLM, llm: ToyLLM) -> None:
         stream = submit(engine, [3, 4], greedy(12, output_kind=kind))
-        await until(lambda: stream.has_news and not llm.driver.has_work)
+        await until(lambda: stream._news.is_set() and not llm.driver.has_work)
         (whole,) = [output async for output in stream]
         assert list(whole.outputs[0].token_ids) == continued([3, 4], 12)
 

@@ -63,7 +63,7 @@ def test_an_abort_after_the_end_changes_nothing() -> None:
         assert await ids_of(stream) == continued([3], 3)
         engine.abort(stream)
         await engine.call(lambda: None)
-        assert not stream.has_news
+        assert not stream._news.is_set()
         assert llm.driver.counters.totals()["requests_abort"] == 0
 
     run_engine(test)

@@ -53,6 +53,33 @@ def prepare(
     )
 
 
+@pytest.mark.parametrize(
+    ("usable_tokens", "code", "words"),
+    [
+        (POOL, "context_length_exceeded", f"maximum context length is {WINDOW} tokens"),
+        (20, "kv_capacity_exceeded", "prompts of 20 tokens"),
+    ],
+)
+def test_a_text_that_must_be_too_long_is_refused_unread(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, usable_tokens: int, code: str, words: str
+) -> None:
+    longest = max(len(tokenizer.token_bytes(id_)) for id_ in range(tokenizer.largest_token_id + 1))
+    most = min(WINDOW - 1, usable_tokens) * longest
+
+    def prepare_text(length: int) -> PreparedRequest:
+        prompt = PromptInput(text="a" * length)
+        return prepare(prompt, tokenizer=tokenizer, usable_tokens=usable_tokens)
+
+    with pytest.raises(PromptTooLong, match="the prompt "):
+        prepare_text(most)  # its tokens are counted: each letter is one
+    monkeypatch.setattr(tokenizer, "encode", None)
+    with pytest.raises(PromptTooLong, match=words) as caught:
+        prepare_text(most + 1)
+    assert caught.value.code == code
+    with pytest.raises(TypeError, match="not callable"):
+        prepare_text(most)
+
+
 @given(
     st.integers(1, WINDOW + 5),
     st.none() | st.integers(1, 400),

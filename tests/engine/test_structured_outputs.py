@@ -253,21 +253,27 @@ def test_drafts_are_made_for_the_others_only() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "reason"),
+    ("fields", "code", "reason"),
     [
-        ({"grammar": 'start: "b" NONE\nNONE: A & ~A\nA: "a"'}, "structured_outputs has led to"),
-        ({"regex": "ab", "allowed_token_ids": [50]}, "no permitted token"),
+        (
+            {"grammar": 'start: "b" NONE\nNONE: A & ~A\nA: "a"'},
+            "invalid_grammar",
+            "in the form that was asked for",
+        ),
+        ({"regex": "ab", "allowed_token_ids": [50]}, "generation_failed", "no permitted token"),
     ],
     ids=["the grammar", "another mask"],
 )
-def test_an_answer_without_a_next_token_fails_alone(fields: dict[str, Any], reason: str) -> None:
+def test_an_answer_without_a_next_token_fails_alone(
+    fields: dict[str, Any], code: str, reason: str
+) -> None:
     driver, _ = start()
     lost = driver.add(PromptInput(token_ids=(5, 6)), form(**fields))
     kept = driver.add(PromptInput(token_ids=(5, 6)), form(regex=DATE))
     outputs = drain(driver)
     error = outputs[lost].error
     assert error is not None
-    assert error.code == "generation_failed"
+    assert error.code == code
     assert reason in str(error)
     assert re.fullmatch(DATE, outputs[kept].outputs[0].text)
 

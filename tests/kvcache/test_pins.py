@@ -84,7 +84,7 @@ def test_what_cannot_be_pinned_says_why_and_changes_nothing():
     with pytest.raises(RequestError, match=r"3 more blocks; 2 of 2 are left, raised by --max-pin"):
         cache.pin(tokens, until=5.0)
     assert cache.pin(tokens[:8], until=5.0) == 8
-    with pytest.raises(RequestError, match=r"1 more blocks; 0 of 2 are left"):
+    with pytest.raises(RequestError, match=r"1 more block; 0 of 2 are left"):
         cache.pin(tokens, until=5.0)
     assert cache.num_pinned_blocks == 2
     cache.audit([])
@@ -97,7 +97,7 @@ def test_running_requests_keep_what_they_have():
     cache.commit(sequence, tokens[:4], 4)
     others = [start(cache, [50 + at])[0] for at in range(cache.num_available_blocks)]
     assert cache.num_available_blocks == 0
-    with pytest.raises(RequestError, match=r"4 tokens take 1 more blocks; running requests have"):
+    with pytest.raises(RequestError, match=r"4 tokens take 1 more block; running requests have"):
         cache.pin(tokens[:4], until=5.0)
     cache.audit([sequence, *others])
 

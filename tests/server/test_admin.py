@@ -121,6 +121,18 @@ def test_a_drain_ends_the_server_once(both: tuple[Served, httpx2.Client]) -> Non
     thread.join(60)
 
 
+def test_an_unknown_path_is_pointed_to_what_this_listener_has(
+    both: tuple[Served, httpx2.Client],
+) -> None:
+    _, admin = both
+    for path in ("/nothing", "/v1/completions"):
+        error = admin.get(path).json()["error"]
+        assert error["code"] == "not_found"
+        assert "/v1/" not in error["message"]
+        for own in ("/server_info", "/drain", "/abort/{name}", "/adapters"):
+            assert own in error["message"]
+
+
 def test_a_port_needs_a_key_of_its_own(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--admin-api-key-file"):
         ServerConfig(admin_port=9)

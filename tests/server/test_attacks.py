@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from heddle.engine.grammar.compiler import GrammarCompiler
+from heddle.engine.grammar.trial import Limits, Trials
 from heddle.server.serving import MAX_IGNORED_NAMES
 from tests.support.served import Served, toy_server
 
@@ -154,6 +155,56 @@ def test_others_do_not_wait_for_slow_grammars(
             release.set()
         for each in slow:
             assert set(each.result()["choices"][0]["text"]) == {"a"}
+
+
+def json_schema(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "it", "schema": schema}}
+
+
+def test_a_schema_that_compiles_without_end_is_refused_while_others_are_served(
+    served: Served,
+) -> None:
+    grammars = served.serving.engine.driver._grammars
+    grammars._trials = Trials(lambda: grammars._get_vocabulary().plain(), Limits(seconds=1.0))
+    patterns = [{"type": "string", "pattern": f"a{{{n}}}"} for n in range(1, 60)]
+    num_served = 0
+    with ThreadPoolExecutor(1) as pool:
+        slow = pool.submit(
+            served.post,
+            "/v1/completions",
+            prompt="a",
+            response_format=json_schema({"allOf": patterns}),
+        )
+        while not slow.done():
+            served.complete(prompt="a", max_tokens=2)
+            num_served += 1
+    error = slow.result().json()["error"]
+    assert slow.result().status_code == 400
+    assert (error["code"], error["param"]) == (
+        "invalid_grammar",
+        "response_format.json_schema.schema",
+    )
+    assert error["message"].endswith("compiling it takes more than 1 s")
+    assert num_served > 2
+
+
+@pytest.mark.parametrize("count", [300, 400, 600, 1500])
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_object_of_very_many_options_is_served_or_refused_and_no_fault(
+    served: Served, count: int, stream: bool
+) -> None:
+    schema = {"type": "object", "properties": {f"p{n}": {"type": "string"} for n in range(count)}}
+    response = served.post(
+        "/v1/chat/completions",
+        messages=[{"role": "user", "content": "a"}],
+        max_tokens=40,
+        stream=stream,
+        response_format=json_schema(schema),
+    )
+    assert response.status_code in (200, 400)
+    assert response.status_code == 200 or response.json()["error"]["code"] == "invalid_grammar"
+    assert count < 1000 or response.status_code == 400
+    assert "server_error" not in response.text
 
 
 def test_a_reader_that_takes_nothing_loses_its_connection(tmp_path: Path) -> None:

@@ -115,6 +115,12 @@ def decode_refusal(data: bytes, kind: Any = CompletionRequest) -> ApiError:
     return caught.value
 
 
+def test_a_silent_field_may_have_any_value() -> None:
+    for value in (5, "a", [1], {"a": None}, True):
+        silent = dict.fromkeys(SILENT_FIELDS, value)
+        assert decode(json.dumps({"prompt": "a", **silent}).encode())[1] == []
+
+
 def test_fields_that_nobody_declared_are_named_and_silent_ones_are_not() -> None:
     silent = dict.fromkeys(SILENT_FIELDS)
     body, ignored = decode(json.dumps({"prompt": "a", "news": 1, "x y": [], **silent}).encode())
@@ -211,9 +217,9 @@ def test_a_heavy_body_is_decoded_beside_the_event_loop(monkeypatch: pytest.Monke
     threads = []
     whole = bodies._decode
 
-    def noted(data: bytes, kind: Any) -> Any:
+    def noted(data: bytes, kind: Any, how: Any) -> Any:
         threads.append(threading.current_thread())
-        return whole(data, kind)
+        return whole(data, kind, how)
 
     monkeypatch.setattr(bodies, "_decode", noted)
     assert decode(b'{"prompt": "a"}')[0].prompt == "a"

@@ -89,11 +89,41 @@ def test_a_stream_is_the_whole_answer_in_pieces(
         assert [i for part in parts for i in part["token_ids"]] == choice["token_ids"]
         assert [part["finish_reason"] for part in parts[:-1]] == [None] * (len(parts) - 1)
         assert parts[-1]["finish_reason"] == choice["finish_reason"]
-        for name in ("tokens", "token_logprobs", "top_logprobs"):
+        for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
             joined = [x for part in parts for x in part["logprobs"][name]]
             assert joined == choice["logprobs"][name]
     assert len({chunk["id"] for chunk in chunks}) == 1
     assert all(chunk["usage"] is None for chunk in chunks)
+
+
+@pytest.mark.parametrize("prompt", ["caf\u00e9 \U0001f600", [200, 100, 130], [97, 244]])
+@pytest.mark.parametrize("as_ids", [False, True])
+def test_offsets_are_those_of_the_text_however_it_comes(
+    served: Served, prompt: Any, as_ids: bool
+) -> None:
+    body = {
+        "prompt": prompt,
+        "echo": True,
+        "logprobs": 0,
+        "max_tokens": 40,
+        "temperature": 2.0,
+        "seed": 7,
+        "ignore_eos": True,
+        "return_tokens_as_token_ids": as_ids,
+    }
+    (whole,) = served.complete(**body)["choices"]
+    *chunks, _ = served.events("/v1/completions", **body)
+    assert len(chunks) > 1
+    parts = [chunk["choices"][0]["logprobs"]["text_offset"] for chunk in chunks]
+    assert [offset for part in parts for offset in part] == whole["logprobs"]["text_offset"]
+    offsets = whole["logprobs"]["text_offset"]
+    assert offsets[0] == 0
+    assert offsets == sorted(offsets)
+    assert offsets[-1] <= len(whole["text"])
+    if isinstance(prompt, str):  # bytes are tokens here: four of them begin where the last one does
+        size = len(prompt.encode())
+        assert offsets[size - 4 : size] == [len(prompt) - 1] * 4
+        assert offsets[size] == len(prompt)
 
 
 def test_a_stop_string_is_cut_off_and_named(served: Served) -> None:

@@ -26,7 +26,6 @@ def test_other_machines_need_a_key(host: str) -> None:
     for allowed in ({"api_key": ("k",)}, {"api_key_file": "f"}, {"allow_insecure_bind": True}):
         settings: dict[str, Any] = {"host": host, **allowed}
         assert not ServerConfig(**settings).is_loopback
-    assert ServerConfig(host=host, uds="/run/s").uds  # it listens on no address at all
 
 
 def test_the_keys_of_admins_are_no_keys_of_clients() -> None:
@@ -49,8 +48,14 @@ def test_the_keys_of_admins_are_no_keys_of_clients() -> None:
     ],
 )
 def test_numbers_have_their_ranges(name: str, most: int) -> None:
+    needed: dict[str, Any] = {"admin_port": {"admin_api_key_file": "f"}}
+    needed["max_log_len"] = {"enable_log_requests": True}
+
     def settings(value: int) -> ServerConfig:
-        return ServerConfig(**{name: value, "admin_api_key_file": "f"})
+        found = {name: value, **needed.get(name, {})}
+        if name == "admin_port" and value == 0:
+            del found["admin_api_key_file"]  # no port, and so no key of it
+        return ServerConfig(**found)
 
     for value in (0, most):
         assert getattr(settings(value), name) == value
@@ -86,6 +91,30 @@ def test_admin_routes_are_there_where_they_have_a_place() -> None:
     assert not ServerConfig().has_admin
     assert ServerConfig(admin_port=1, admin_api_key_file="f").has_admin
     assert ServerConfig(admin_uds="/run/a").has_admin
+
+
+@pytest.mark.parametrize(
+    ("idle", "remedy"),
+    [
+        ({"metrics_key": True}, {"api_key": ("k",)}),
+        ({"metrics_key": True}, {"api_key_file": "f"}),
+        ({"admin_api_key_file": "f"}, {"admin_port": 7}),
+        ({"tool_call_parser": "hermes"}, {"enable_auto_tool_choice": True}),
+        ({"max_log_len": 7}, {"enable_log_requests": True}),
+        ({"host": "::1", "uds": "/run/s"}, {"uds": ""}),
+        ({"port": 7, "uds": "/run/s"}, {"uds": ""}),
+    ],
+)
+def test_a_setting_without_effect_is_refused(idle: dict[str, Any], remedy: dict[str, Any]) -> None:
+    name = next(iter(idle))
+    with pytest.raises(ConfigError, match=f"^--{name.replace('_', '-')} has no effect: "):
+        ServerConfig(**idle)
+    assert getattr(ServerConfig(**{**idle, **remedy}), name) == idle[name]
+
+
+def test_the_key_of_a_socket_of_admins_has_no_effect() -> None:
+    with pytest.raises(ConfigError, match="a unix socket needs no key"):
+        ServerConfig(admin_api_key_file="f", admin_uds="/run/a")
 
 
 def test_an_admin_port_is_locked() -> None:

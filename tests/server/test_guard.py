@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -190,3 +191,32 @@ def test_conflicting_lengths_do_not_reach_a_handler(served: Served) -> None:
     )
     assert raw(served, data).split()[1] == b"400"
     assert served.client.get("/health").status_code == 200
+
+
+def test_every_refusal_is_noted_once_and_no_probe_is(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with (
+        toy_server(tmp_path, api_key=("k",)) as served,
+        caplog.at_level(logging.INFO, logger="heddle.server"),
+    ):
+        served.client.get("/v1/models")  # no key
+        served.client.headers["authorization"] = "Bearer k"
+        served.client.get("/v1/models/nobody")
+        served.client.get("/nothing")
+        served.post("/v1/completions", prompt="a", n=99)
+        served.serving.drain("it stops")
+        served.client.get("/ready")
+        served.client.get("/v1/models")
+    codes = [
+        line.split("refused: ")[1]
+        for line in caplog.messages
+        if line.startswith("request ") and " refused: " in line
+    ]
+    assert codes == [
+        "invalid_api_key",
+        "model_not_found (model)",
+        "not_found",
+        "invalid_value (n)",
+        "engine_unavailable",
+    ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import math
 from typing import Any
@@ -11,8 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from heddle.engine.outputs import Logprob, PositionLogprobs
+from heddle.engine.text import Detokenizer
 from heddle.server.logprobs import (
     LOWEST,
+    TextOffsets,
     TokenNames,
     chat_logprobs,
     completion_logprobs,
@@ -26,8 +29,13 @@ BYTES = {1: b"a", 2: b"\xc3", 3: b"\xa9", 4: b"bc", 5: "é".encode(), 6: b"a"}
 class Words:
     """A tokenizer of a few tokens."""
 
+    strips_first_space = False
+
     def token_bytes(self, token_id: int) -> bytes:
         return BYTES[token_id]
+
+    def is_special(self, token_id: int) -> bool:
+        return False
 
 
 NAMES = TokenNames(Words(), as_ids=False)  # type: ignore[arg-type]
@@ -58,7 +66,7 @@ def test_a_completion_has_one_entry_per_token_in_four_lists() -> None:
         [None, position((4, -0.5, 1), (1, -2.0, 2)), position((5, -3.0, 9), (4, -0.1, 1))],
         [1, 4, 5],
         NAMES,
-        10,
+        [10, 11, 13],
     )
     assert found == {
         "tokens": ["a", "bc", "é"],
@@ -71,17 +79,17 @@ def test_a_completion_has_one_entry_per_token_in_four_lists() -> None:
 def test_of_tokens_with_equal_text_the_likelier_is_told() -> None:
     for entries in (((1, -3.0, 4), (6, -1.0, 1)), ((6, -1.0, 1), (1, -3.0, 4))):
         chosen = entries[0][0]
-        found = completion_logprobs([position(*entries)], [chosen], NAMES, 0)
+        found = completion_logprobs([position(*entries)], [chosen], NAMES, [0])
         assert found["top_logprobs"] == [{"a": -1.0}]
         assert found["token_logprobs"] == [entries[0][1]]
-    by_id = completion_logprobs([position((1, -3.0, 4), (6, -1.0, 1))], [1], AS_IDS, 0)
+    by_id = completion_logprobs([position((1, -3.0, 4), (6, -1.0, 1))], [1], AS_IDS, [0])
     assert by_id["top_logprobs"] == [{"token_id:1": -3.0, "token_id:6": -1.0}]
 
 
 def test_minus_infinity_can_be_written() -> None:
     never = position((1, -math.inf, 3), (4, 0.0, 1))
     shapes: list[Any] = [
-        completion_logprobs([never], [1], NAMES, 0),
+        completion_logprobs([never], [1], NAMES, [0]),
         chat_logprobs([never], [1], 2, NAMES),
         prompt_logprobs_of([never]),
     ]
@@ -130,15 +138,24 @@ def test_prompt_values_stand_under_their_ids() -> None:
 
 def test_lists_of_unequal_length_are_our_mistake() -> None:
     with pytest.raises(ValueError, match="shorter"):
-        completion_logprobs([None], [1, 4], NAMES, 0)
+        completion_logprobs([None], [1, 4], NAMES, [0, 1])
     with pytest.raises(ValueError, match="shorter"):
         chat_logprobs([position((1, -1.0, 1))], [1, 4], 0, NAMES)
 
 
-@given(st.lists(st.sampled_from(sorted(BYTES)), max_size=12), st.integers(0, 50))
-def test_offsets_are_where_the_texts_begin(ids: list[int], first: int) -> None:
-    found = completion_logprobs([position((i, -1.0, 1)) for i in ids], ids, NAMES, first)
-    text = " " * first + "".join(found["tokens"])
-    for offset, token in zip(found["text_offset"], found["tokens"], strict=True):
-        assert text[offset : offset + len(token)] == token
-    assert found["text_offset"] == sorted(found["text_offset"])
+pieces = st.lists(st.lists(st.sampled_from(sorted(BYTES)), max_size=4), max_size=6)
+
+
+@given(pieces, st.integers(0, 50))
+def test_offsets_are_where_the_text_of_a_token_begins(cut: list[list[int]], first: int) -> None:
+    offsets = TextOffsets(Detokenizer(Words()), first)
+    found = [offset for ids in cut for offset in offsets.take(ids)]
+    ids = [token_id for piece in cut for token_id in piece]
+    for index, offset in enumerate(found):
+        before = b"".join(BYTES[token_id] for token_id in ids[:index])
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        assert offset == first + len(decoder.decode(before))
+
+
+def test_without_text_all_tokens_begin_at_once() -> None:
+    assert TextOffsets(None, 7).take([1, 2, 3]) == [7, 7, 7]

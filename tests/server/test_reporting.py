@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from heddle import LLM
-from heddle.config import EngineConfig
 from heddle.config.sampling import SamplingParams
+from heddle.engine.args import engine_config
 from heddle.engine.async_llm import AsyncLLM
 from heddle.server import reporting
 from heddle.server.config import ServerConfig
@@ -27,19 +28,16 @@ async def reported(folder: Path, reporter: Reporter) -> None:
             "heddle.engine.llm.create_executor",
             lambda resolved, **_: reporter.metrics.watch_executor(FakeExecutor(resolved)),
         )
-        path = str(toy_folder(folder))
-        llm = LLM(path, kv_cache_memory_bytes=1 << 20)
+        config = engine_config(str(toy_folder(folder)), kv_cache_memory_bytes=1 << 20)
+        llm = LLM.from_config(config, on_plan=partial(reporter.note_plan, config))
     reporter.note_phase("load")
     engine = AsyncLLM(llm, on_step=reporter.metrics.on_step)
     params = SamplingParams(max_tokens=2, ignore_eos=True)
     async for _ in engine.generate([5, 6], params):  # as a warm-up, and not counted
         pass
-    await reporter.begin(
-        engine, EngineConfig(model=path), routes=["/health"], socket="here:1", url="http://here:1"
-    )
+    await reporter.begin(engine, routes=["/health"], url="http://here:1")
     async for _ in engine.generate([5, 6, 7], params):
         pass
-    await asyncio.wait(reporter._tasks[:1])
     await reporter.end()
     await reporter.end()
     await engine.close()
@@ -56,8 +54,8 @@ def test_what_the_warm_up_did_is_not_counted(
     assert reporter.metrics.totals.num_prompt_tokens == 3
     assert reporter.metrics.totals.num_generation_tokens == 2
     said = [record.getMessage() for record in caplog.records]
-    assert "phases: load 2.50 s" in said
-    assert "memory of rank 0, MiB: weights 7.0, predicted 7.0" in said
+    memory = said.index("memory of rank 0, MiB: weights 7.0, predicted 7.0")
+    assert memory < said.index("load: 2.50 s"), "told before it is loaded"
     assert said[-1] == "ready at http://here:1"
     shown = reporter.metrics.render().decode()
     assert 'part="weights",rank="0"} 7.34' in shown

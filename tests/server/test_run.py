@@ -94,7 +94,7 @@ class Loaded:
         self.has_begun = threading.Event()
         self.llm: ToyLLM
 
-    def load(self, watch: Any) -> ToyLLM:
+    def load(self, watch: Any, on_plan: Any) -> ToyLLM:
         self.has_begun.set()
         assert self.may_end.wait(LIMIT)
         self.llm = ToyLLM(watch=watch)
@@ -153,7 +153,7 @@ def test_probes_answer_while_the_model_loads() -> None:
     "error", [ModelFileError("weights are cut"), NumericsError("another number"), ValueError("x")]
 )
 def test_a_load_that_fails_ends_with_that_error_and_a_closed_port(error: Exception) -> None:
-    def load(watch: Any) -> ToyLLM:
+    def load(watch: Any, on_plan: Any) -> ToyLLM:
         raise error
 
     async def body(started: Started) -> None:
@@ -225,7 +225,7 @@ def test_open_requests_get_their_time_and_no_more() -> None:
         stuck = asyncio.ensure_future(started.client.post("/v1/completions", json=PROMPT))
         await started.until(lambda: loaded.llm.driver.has_work)
         started.server.stop()
-        await started.until(lambda: started.said[-1] == "stopping: 1 open requests")
+        await started.until(lambda: started.said[-1] == "stopping: 1 open request")
         await started.until(lambda: engine_of(started)._is_closed)  # its time is over
         assert not stuck.done()
         loaded.llm.executor.open()

@@ -12,9 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from heddle.config.sampling import RequestOutputKind, SamplingParams
+from heddle.errors import RequestError
 from heddle.server.errors import ApiError
 from heddle.server.requests import CompletionRequest, StructuredOutputs
-from heddle.server.sampling import check_logprobs, model_defaults, sampling_params
+from heddle.server.sampling import (
+    check_logprobs,
+    model_defaults,
+    named_as_sent,
+    sampling_params,
+)
 
 
 def params(
@@ -218,6 +224,48 @@ def test_a_response_format_is_a_grammar() -> None:
     assert form_of(response_format={"type": "json_object"}) == {"json_object": True}
     named = {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA, "strict": True}}
     assert json.loads(form_of(response_format=named)["json"]) == SCHEMA
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"n": 99}, "n"),
+        ({"stop": ["a"] * 9}, "stop"),
+        ({"stop_token_ids": list(range(999))}, "stop_token_ids"),
+        ({"logit_bias": {"5": 1000}}, "logit_bias"),
+        ({"structured_outputs": {"json": "{"}}, "structured_outputs.json"),
+        ({"structured_outputs": {}}, "structured_outputs"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"$ref": "x"}}}},
+            "response_format.json_schema.schema",
+        ),
+    ],
+)
+def test_a_refusal_names_the_field_that_was_sent(fields: dict[str, Any], param: str) -> None:
+    refused = refusal(**fields)
+    assert refused.param == param
+    assert refused.message.startswith((param, f"len({param})"))
+    assert ("structured_outputs" in refused.message) == ("structured_outputs" in fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"structured_outputs": {"json": {}}}, "structured_outputs.json"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}},
+            "response_format.json_schema.schema",
+        ),
+        ({"response_format": {"type": "text"}}, None),  # a required call, of the field tools
+    ],
+)
+def test_a_refusal_of_the_engine_names_it_too(fields: dict[str, Any], param: str | None) -> None:
+    asked = msgspec.convert({"prompt": "a", **fields}, CompletionRequest)
+    found = RequestError("structured_outputs.json cannot be followed: no", "invalid_grammar")
+    refused = named_as_sent(found, asked)
+    assert (refused.code, refused.param) == ("invalid_grammar", param)
+    assert refused.message == f"{param or 'tools'} cannot be followed: no"
 
 
 def test_structured_outputs_are_a_grammar() -> None:

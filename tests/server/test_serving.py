@@ -69,15 +69,15 @@ def test_a_failed_engine_is_seen_by_looking() -> None:
 
 def test_sizes_are_those_of_the_pool_and_the_window() -> None:
     async def body(serving: Serving, engine: AsyncLLM, llm: ToyLLM) -> None:
-        assert serving.kv_tokens_total == 32 * 4
+        assert serving.capacity.kv_tokens_total == 32 * 4
         assert serving.max_model_len == 256
-        assert serving.longest_prompt == 32 * 4
+        assert serving.capacity.longest_prompt == 32 * 4
         assert serving.max_body_bytes == 8 * 256 + 65536
 
     run_serving(body, num_blocks=33)
 
     async def small(serving: Serving, engine: AsyncLLM, llm: ToyLLM) -> None:
-        assert serving.longest_prompt == 15
+        assert serving.capacity.longest_prompt == 15
 
     run_serving(small, max_model_len=16)
 

@@ -7,10 +7,8 @@ from typing import Any
 
 import heddle
 from heddle.config import CacheConfig, EngineConfig, ParallelConfig, SchedulerConfig
-from heddle.engine.replica import Replica
 from heddle.server.config import ServerConfig
-from heddle.server.startup_lines import changed_settings, plan_lines, startup_lines
-from heddle.step.topology import Topology
+from heddle.server.startup_lines import changed_settings, closing_lines, opening_lines, plan_lines
 from tests.support.fake_executor import resolved_config
 
 MIB = 1 << 20
@@ -18,43 +16,44 @@ MIB = 1 << 20
 
 def lines(**changes: Any) -> list[str]:
     parallel = ParallelConfig(prefill_context_parallel_size=2, decode_context_parallel_size=2)
-    plan = resolved_config(parallel=parallel, **changes)
-    replica = Replica(0, plan, Topology.from_resolved(plan))
-    return startup_lines(
+    return opening_lines(
         EngineConfig(model="demo", parallel=parallel),
         ServerConfig(port=9000, api_key=("secret-1", "secret-2")),
-        plan,
-        [replica],
-        phases={"load": 1.5, "warm-up": 0.25},
-        predicted={0: {"weights": 3 * MIB, "kv_pool": MIB, "states": 0}, 1: {"weights": MIB}},
-        resident=[50 * MIB],
-        routes=["/health", "/v1/models"],
-        socket="127.0.0.1:9000",
-        url="http://127.0.0.1:9000",
+        resolved_config(parallel=parallel, **changes),
+        {0: {"weights": 3 * MIB, "kv_pool": MIB, "states": 0}, 1: {"weights": MIB}},
     )
 
 
-def test_lines_come_in_their_order() -> None:
+def test_what_will_run_comes_in_its_order() -> None:
     assert lines() == [
         f"heddle {heddle.__version__}, model demo (LlamaForCausalLM)",
         "settings: prefill_context_parallel_size=2, decode_context_parallel_size=2, port=9000, "
         "api_key=(2 hidden)",
-        "listening on 127.0.0.1:9000",
         "plan: TP 1, PCP 2, DCP 2, PP 1, DP 1; 2 ranks, executor inline, backend torch, kernels "
         "torch, dtype float32, KV float32",
         "pcp groups: [0, 1]",
         "dcp groups: [0, 1]",
-        "phases: load 1.50 s, warm-up 0.25 s",
-        "memory of rank 0, MiB: weights 3.0, kv_pool 1.0, predicted 4.0, measured 50.0 with "
-        "interpreter and libraries",
+        "memory of rank 0, MiB: weights 3.0, kv_pool 1.0, predicted 4.0",
         "memory of rank 1, MiB: weights 1.0, predicted 1.0",
         "KV cache size: 512 tokens",
         "Maximum concurrency for 256 tokens per request: 2.00x",
         "longest prompt: 255 tokens",
         "prefix cache: blocks of 8 tokens",
-        "routes: /health /v1/models",
-        "ready at http://127.0.0.1:9000",
     ]
+
+
+def test_where_it_serves_comes_last() -> None:
+    assert closing_lines([50 * MIB, 49 * MIB], ["/health", "/v1/models"], "http://a:1") == [
+        "memory measured, MiB, with interpreter and libraries: rank 0 50.0, rank 1 49.0",
+        "routes: /health /v1/models",
+        "ready at http://a:1",
+    ]
+    assert closing_lines([], ["/health"], "http://a:1")[0] == "routes: /health"
+
+
+def test_one_rank_is_no_ranks() -> None:
+    alone = opening_lines(EngineConfig(model="demo"), ServerConfig(), resolved_config(), {})
+    assert any(" 1 rank, executor" in line for line in alone)
 
 
 def test_a_pool_below_the_window_bounds_the_prompt() -> None:

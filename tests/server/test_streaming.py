@@ -101,6 +101,7 @@ def stream_of(job: PlayedJob, **options: bool) -> EventStream:
         "text_completion",
         lambda index, output: [{"index": index, "text": a.text} for a in output.outputs],
         StreamOptions(**options),
+        "r1",
     )
 
 

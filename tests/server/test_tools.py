@@ -142,7 +142,7 @@ def test_as_many_tools_as_are_legal() -> None:
 @pytest.mark.parametrize("choice", [{}, {"tool_choice": "auto"}])
 def test_auto_names_the_flag_that_is_missing(choice: dict[str, Any]) -> None:
     with pytest.raises(ApiError, match="started with --enable-auto-tool-choice; ") as caught:
-        plan(config={"tool_call_parser": "hermes"}, tools=TOOLS, **choice)
+        plan(tools=TOOLS, **choice)
     assert (caught.value.code, caught.value.param) == ("unsupported_parameter", "tool_choice")
     with pytest.raises(ApiError, match="--tool-call-parser, one of hermes, llama3_json, deepseek"):
         plan(config={"enable_auto_tool_choice": True}, template="plain", tools=TOOLS, **choice)
@@ -322,10 +322,14 @@ def test_special_tokens_are_kept_only_where_a_mark_is_one(
 
 def test_names_of_parsers_are_checked_at_the_start() -> None:
     check_parser_names(ServerConfig())
-    check_parser_names(ServerConfig(tool_call_parser="hermes", reasoning_parser="qwen3"))
+    check_parser_names(
+        ServerConfig(
+            enable_auto_tool_choice=True, tool_call_parser="hermes", reasoning_parser="qwen3"
+        )
+    )
     with pytest.raises(
         ConfigError, match="tool_call_parser='pythonic' is not known; legal here: h"
     ):
-        check_parser_names(ServerConfig(tool_call_parser="pythonic"))
+        check_parser_names(ServerConfig(enable_auto_tool_choice=True, tool_call_parser="pythonic"))
     with pytest.raises(ConfigError, match="reasoning_parser='qwen2' is not known; legal here: d"):
         check_parser_names(ServerConfig(reasoning_parser="qwen2"))

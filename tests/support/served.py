@@ -140,7 +140,7 @@ def serving(load: Callable[[Watch], LLM], model: str, **settings: Any) -> Iterat
 
     async def run() -> int:
         server = Server(
-            load,
+            lambda watch, on_plan: load(watch),
             EngineConfig(model=model),
             Serving(config, model),
             KeyRing(config.api_key),

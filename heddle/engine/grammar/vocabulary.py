@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from heddle.engine.tokenizer import Tokenizer
+from heddle.engine.grammar.trial import PlainTokens
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
+
+    from heddle.engine.text import TokenBytes
 
 _LONGEST_TOKEN = 512
 _SPECIAL_MARK = b"\xff"
@@ -35,7 +37,7 @@ class Vocabulary:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Collection[int]
+        self, tokenizer: TokenBytes, vocab_size: int, eos_token_ids: Collection[int]
     ) -> None:
         self.vocab_size = vocab_size
         self.strips_first_space = tokenizer.strips_first_space
@@ -53,6 +55,14 @@ class Vocabulary:
     def real_bits(self) -> npt.NDArray[np.uint8]:
         """The mask of all ids of the model: the last word may be longer."""
         return self.bits(range(self.vocab_size))
+
+    def plain(self) -> PlainTokens:
+        """The same in another process."""
+        return PlainTokens(
+            tokens=self.tokens,
+            special_ids=set(filter(self.is_special, range(self.vocab_size))),
+            strips_first_space=self.strips_first_space,
+        )
 
     def has_text(self, token_id: int) -> bool:
         """True for ids that add to the text of an answer."""

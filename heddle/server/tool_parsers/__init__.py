@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from heddle.errors import ConfigError
+from heddle.errors import ConfigError, quoted
 from heddle.server.pieces import PieceParser
 from heddle.server.tool_parsers import deepseek_v3, hermes, llama3_json
 from heddle.server.tool_parsers.call_text import CallFormat, CallText, NewId, new_call_id
@@ -83,7 +83,7 @@ def find_tool_parser(name: str) -> ToolParser:
     """
     if name not in _PARSERS:
         raise ConfigError(
-            f"tool_call_parser={name!r} is not known; legal here: {', '.join(_PARSERS)}"
+            f"tool_call_parser={quoted(name)} is not known; legal here: {', '.join(_PARSERS)}"
         )
     return _PARSERS[name]
 

@@ -39,7 +39,12 @@ def options(number: int) -> dict[str, Any]:
 
 
 DOUBLING = rules(40, "NEXT NEXT")
-WIDE = {f"p{n}": {"type": "string"} for n in range(1000)}
+
+
+def wide(count: int) -> dict[str, Any]:
+    """An object of that many optional properties."""
+    return {"type": "object", "properties": {f"p{n}": {"type": "string"} for n in range(count)}}
+
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("look-around", {"regex": "a(?=b)"}, "look-around"),
@@ -71,6 +76,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("type", {"json": {"type": 5}}, "type"),
     ("pattern", {"json": {"type": "string", "pattern": "(?<!a)b"}}, "look-around"),
     ("remainder", {"json": {"type": "integer", "multipleOf": 999999937}}, ""),
+    ("very many properties", {"json": wide(1500)}, "too many options at one place"),
+    ("of entries, too", {"json": {"type": "array", "items": wide(1500)}}, "too many options"),
     ("products of options", {"json": {"allOf": [options(n) for n in range(8)]}}, "too large"),
 ]
 
@@ -111,7 +118,7 @@ DEMANDING: list[tuple[str, dict[str, Any]]] = [
     ("deep joint references", {"json": chain(1200, '{"allOf":[NEXT,{}]}')}),
     ("deep nested references", {"json": chain(180, '{"items":' * 28 + "NEXT" + "}" * 28)}),
     ("huge enum", {"json": {"enum": [f"entry {n} {'z' * 40}" for n in range(1000)]}}),
-    ("many properties", {"json": {"type": "object", "properties": WIDE}}),
+    ("many properties", {"json": wide(200)}),
     ("long string", {"json": {"type": "string", "minLength": 100000, "maxLength": 1000000}}),
     ("long array", {"json": {"type": "array", "items": {"type": "null"}, "minItems": 100000}}),
     ("many texts", {"choice": [f"{n} of a thousand texts" for n in range(1000)]}),
@@ -146,6 +153,33 @@ def test_equal_descriptions_are_compiled_once_and_old_ones_go(
     compiler.compile(describe(regex="b"))  # the second was not asked for longest
     assert compiler.compile(describe(json={"type": "integer"})) is first
     assert compiler.compile(describe(regex="a")) is not second
+
+
+def test_very_many_properties_that_are_required_are_no_options() -> None:
+    schema = {**wide(1500), "required": [f"p{n}" for n in range(1500)]}
+    tokenizer, compiler = create()
+    matcher = compiler.compile(describe(json=schema)).start((EOS,))
+    for token_id in tokenizer.encode('{"p0":"a", "p1":"b", "p2":'):
+        assert token_id in ids_of(matcher.mask())
+        matcher.accept(token_id)
+
+
+def test_a_worn_grammar_is_compiled_again_by_the_next_request_and_not_by_a_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(compiler_module, "LIMITS", {**LIMITS, "max_lexer_states": 60})
+    monkeypatch.setattr(compiler_module, "MAX_RENEWAL_SECONDS", -1.0)  # any takes too long
+    tokenizer, compiler = create()
+    form = describe(regex="([ab]*a[ab]{12}c)?x")
+    grammar = compiler.compile(form)
+    assert compiler.compile(form) is grammar
+    matcher, rng = grammar.start(), random.Random(5)
+    for _ in range(200):
+        matcher.accept(tokenizer.encode(rng.choice("ab"))[0])
+    assert matcher.is_stuck
+    fresh = compiler.compile(form)
+    assert fresh is not grammar
+    assert not fresh.start().is_stuck
 
 
 def test_texts_of_different_kinds_are_different_descriptions() -> None:
