@@ -127,30 +127,27 @@ def fit(name: str, cases: dict[int, dict[str, dict[str, Any]]]) -> dict[str, flo
 
 def explain(
     report: Report, rows: dict[str, dict[str, Any]], length: int, *, is_quick: bool
-) -> dict[str, str]:
-    """By phase, how near the limits of two threads the two ranks came."""
+) -> dict[tuple[str, str], str]:
+    """By engine and phase, how near the limits of two threads it came."""
     roofline = Roofline(machine_limits(2, is_quick=is_quick))
-    words: dict[str, str] = {}
+    words: dict[tuple[str, str], str] = {}
     for name in (TWO_THREADS, TWO_RANKS, TENSOR, TENSOR_DCP):
         if rows[name]["prefill_tok_s"] is None:
             continue
         prefill, decode = times(rows[name], length)
         weights, cached = READS.get(name, (1, 1))
         step = Work(decode_work(length).flops, WEIGHT_BYTES * weights + ROW_BYTES * length * cached)
-        told = {
-            "prefill": roofline.add(f"{name}: prefill", prefill_work(length), prefill),
-            "decode": roofline.add(f"{name}: decode", step, decode),
-        }
-        if name == TWO_RANKS:
-            words = told
+        words[name, "prefill"] = roofline.add(f"{name}: prefill", prefill_work(length), prefill)
+        words[name, "decode"] = roofline.add(f"{name}: decode", step, decode)
     roofline.tell(report)
-    if words:
-        words["decode"] += f"; each rank reads all weights, {2 * WEIGHT_BYTES / 1e9:.2g} GB of it"
     return words
 
 
 def judge(
-    report: Report, rows: dict[str, dict[str, Any]], length: int, why: dict[str, str]
+    report: Report,
+    rows: dict[str, dict[str, Any]],
+    length: int,
+    why: dict[tuple[str, str], str],
 ) -> None:
     for phase, least in (("prefill", 1.8), ("decode", 1.7)):
         rates = {name: row[f"{phase}_tok_s"] for name, row in rows.items()}
@@ -161,7 +158,7 @@ def judge(
             for other, bound in ((ONE, least), (TWO_THREADS, 0.9)):
                 what = f"{phase} at {length}: {name} over {other}"
                 ratio = rates[name] / rates[other]
-                report.target("W5", what, ratio, at_least=bound, why=why[phase])
+                report.target("W5", what, ratio, at_least=bound, why=why[name, phase])
 
 
 def draw(
