@@ -106,7 +106,8 @@ async def _mixed(
             model="demo",
             prompts=prompts,
             output_len=96,
-            extra={"temperature": 0, "ignore_eos": True},
+            # A gap is one between tokens: some have no text, and are seen by their ids alone.
+            extra={"temperature": 0, "ignore_eos": True, "return_token_ids": True},
         )
         pool = range(100, 20000)
         number = int(seconds // pause) + 1

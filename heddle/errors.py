@@ -122,7 +122,7 @@ class CollectiveTimeout(RankFailed):
 def quoted(value: object) -> str:
     """A value as a message repeats it: its literal on one line, cut where it is long.
 
-    Little more of it is looked at than is shown: a value of many megabytes costs nothing.
+    Of long texts, lists and numbers little more is looked at than is shown.
 
     Example:
         >>> quoted("ab"), len(quoted("ab" * 1_000_000)), quoted(["a"] * 20)

@@ -143,7 +143,8 @@ async def timed_request(
         started: when the load did, on the clock of `time.perf_counter`.
     Returns:
         Its record. Tokens are those of the server's `usage`; a server that gives none is taken to
-        send a token per chunk.
+        send a token per chunk. A token without text (part of a character, a special one) is seen
+        only where its chunk names it (`return_token_ids`).
     """
     prompt = load.prompts[index]
     sent = ended = time.perf_counter() - started
@@ -158,7 +159,7 @@ async def timed_request(
             if not choices:
                 continue
             ended = time.perf_counter() - started
-            if text_of(choices):
+            if text_of(choices) or has_token_ids(choices):
                 chunks.append(ended)
     except AnswerFailed as failure:
         error, ended = str(failure), time.perf_counter() - started
@@ -188,6 +189,12 @@ def text_of(choices: Any) -> str:
                 fields = ("text", "content", "reasoning_content", "reasoning", "tool_calls")
                 found += "".join(str(place[name]) for name in fields if place.get(name))
     return found
+
+
+def has_token_ids(choices: Any) -> bool:
+    """Whether a chunk names tokens, with text or without."""
+    listed = choices if isinstance(choices, list) else ()
+    return any(isinstance(choice, dict) and choice.get("token_ids") for choice in listed)
 
 
 async def answer_once(client: httpx2.AsyncClient, load: Load) -> None:

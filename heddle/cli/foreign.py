@@ -36,7 +36,7 @@ FOREIGN_FLAGS: dict[str, ForeignFlag] = {
     "--disable-log-requests": _ignored("prompts are never logged"),
     "--disable-log-stats": _ignored("no periodic statistics are logged"),
     "--enable-chunked-prefill": _ignored("prompts are always prefilled in chunks"),
-    "--max-seq-len-to-capture": _ignored("captured steps serve any length", takes_value=True),
+    "--max-seq-len-to-capture": _ignored("no step is captured", takes_value=True),
     "--swap-space": _ignored("preempted requests are recomputed", takes_value=True),
     "--use-v2-block-manager": _ignored("there is one block manager"),
     "--allowed-origins": ForeignFlag(why=_NO_SERVER),

@@ -65,7 +65,8 @@ class EngineConfig:
     """
     cuda_graphs: bool = False
     """Let a CUDA device capture decode steps, padded to a few row counts, and launch each as one;
-    other steps are computed as with enforce_eager. Needs ranks that compute on CUDA.
+    other steps are computed as with enforce_eager. Refused where ranks do not compute on CUDA,
+    which no rank does yet.
     """
     quantization: QuantizationChoice = "none"
     """How matrices of products lie in memory: in the compute dtype, in 8 bits with a scale per 64

@@ -334,6 +334,11 @@ class Driver:
         """End what helps to prepare requests; the executor is its maker's. May be called twice."""
         self._grammars.close()
 
+    def has_grammar(self, params: SamplingParams) -> bool:
+        """Whether preparing a request with these takes no time for its form; any thread may ask."""
+        wanted = params.structured_outputs
+        return wanted is None or self._grammars.is_ready(wanted)
+
     def audit(self) -> None:
         """Check that blocks and queues agree; for tests.
 

@@ -6,7 +6,8 @@ and shortest takes them all until it ends; else both take as many, until the sho
 
     needs  600  100  100     the second ends after 200 rows, the third after 400, the first at 800
 
-A prompt's seconds are the rows until then over the rows per second.
+A prompt's seconds are the rows until then over the rows per second. Slots and bounds on the rows of
+one prompt are not foreseen.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ def rows_until_ends(needs: Sequence[int]) -> list[int]:
     Args:
         needs: rows of each prompt, first ones first; each at least 1.
     Returns:
-        Exact but for a row per end, since a step may have an odd number of them.
+        Exact but for a row per end, since a step may have an odd number of them, where no bound but
+        the rows of a step holds a prompt up.
     Example:
         >>> rows_until_ends([600, 100, 100])
         [800, 200, 400]

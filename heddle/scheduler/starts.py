@@ -7,8 +7,8 @@
 
 Nothing else holds a request up. It is noted when a step is filled, so counting costs no search.
 
-A prompt starts no sooner than it gets rows: until then it holds no blocks, and what others compute
-of its prefix becomes a hit.
+A long prompt waits while those before it, or shorter, take all rows that it could get: until then
+it holds no blocks, and what others compute of its prefix becomes a hit.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from collections.abc import Iterable, Sequence
 from typing import get_args
 
 from heddle.config.scheduler import SchedulerConfig
+from heddle.errors import counted
 from heddle.kvcache.hits import PrefixHit
 from heddle.kvcache.manager import KVCacheManager
 from heddle.scheduler.admission import kv_tokens_needed
@@ -129,9 +130,9 @@ class Starts:
         partial = [r.num_uncomputed_tokens for r in running if r.num_uncomputed_tokens > 1]
         need = head.num_tokens - hit.num_tokens
         if not has_slot(need, partial, self._config.max_num_partial_prefills):
-            return f"{name} waits for a prefill slot: {len(partial)} prompts are part-way through"
+            return f"{name} waits for a prefill slot: {_part_way(len(partial))}"
         if partial:
-            return f"{name} waits for rows: {len(partial)} prompts are part-way through"
+            return f"{name} waits for rows: {_part_way(len(partial))}"
         return f"{name} waits for the next step"
 
     def by_reason(self) -> dict[str, int]:
@@ -174,6 +175,10 @@ class Starts:
         if request.num_preemptions or request.output_token_ids:
             return kv_tokens_needed(request.num_prompt_tokens, request.max_output_tokens)
         return request.num_tokens
+
+
+def _part_way(count: int) -> str:
+    return f"{counted(count, 'prompt')} {'is' if count == 1 else 'are'} part-way through"
 
 
 def _note(requests: Iterable[Request], reason: WaitReason) -> None:

@@ -13,7 +13,13 @@ from heddle.errors import counted
 from heddle.server.answering import answer_request
 from heddle.server.errors import ApiError
 from heddle.server.job import Job
-from heddle.server.logprobs import TextOffsets, TokenNames, completion_logprobs, prompt_logprobs_of
+from heddle.server.logprobs import (
+    TextOffsets,
+    TokenNames,
+    completion_logprobs,
+    prompt_logprobs_of,
+    spelled_range,
+)
 from heddle.server.prompts import answer_name, check_salt, parse_prompts, prompt_input
 from heddle.server.requests import CompletionRequest
 from heddle.server.sampling import check_logprobs, sampling_params
@@ -170,11 +176,16 @@ class Completion:
 
     def _prompt_offsets(self, output: RequestOutput) -> list[int]:
         """Of the prompt; special tokens that were added to a text are not part of it."""
-        tokenizer, was_text = self._serving.tokenizer, output.prompt is not None
+        tokenizer, token_ids = self._serving.tokenizer, output.prompt_token_ids
         if tokenizer is None:
-            return TextOffsets(None).take(output.prompt_token_ids)
-        detokenizer = Detokenizer(tokenizer, skip_special_tokens=was_text)
-        return TextOffsets(detokenizer).take(output.prompt_token_ids)
+            return TextOffsets(None).take(token_ids)
+        first, end = 0, len(token_ids)
+        if output.prompt is not None:
+            first, end = spelled_range(tokenizer, output.prompt, token_ids)
+        offsets = TextOffsets(Detokenizer(tokenizer, skip_special_tokens=False))
+        spelled = offsets.take(token_ids[first:end])
+        behind = len(output.prompt or "")
+        return [0] * first + spelled + [behind] * (len(token_ids) - end)
 
     def _prompt_text(self, output: RequestOutput) -> str:
         if output.prompt is not None:

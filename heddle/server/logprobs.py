@@ -61,6 +61,34 @@ class TextOffsets:
         return found
 
 
+def spelled_range(tokenizer: Tokenizer, text: str, token_ids: Sequence[int]) -> tuple[int, int]:
+    """Which tokens of a prompt spell its text: all but special ones that were added around it.
+
+    Args:
+        tokenizer: of the model.
+        text: that was given.
+        token_ids: of it.
+    Returns:
+        [first, end) in `token_ids`; special tokens that the text itself names are inside.
+    """
+    first, end = 0, len(token_ids)
+    extra = len(tokenizer.decode(token_ids, skip_special_tokens=False)) - len(text)
+
+    def was_added(token_id: int) -> bool:
+        nonlocal extra
+        size = len(tokenizer.decode([token_id], skip_special_tokens=False))
+        if not tokenizer.is_special(token_id) or not 0 < size <= extra:
+            return False
+        extra -= size
+        return True
+
+    while first < end and was_added(token_ids[first]):
+        first += 1
+    while first < end and was_added(token_ids[end - 1]):
+        end -= 1
+    return first, end
+
+
 def completion_logprobs(
     positions: Sequence[PositionLogprobs | None],
     token_ids: Sequence[int],

@@ -8,7 +8,6 @@ import json
 import logging
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
@@ -30,6 +29,7 @@ from heddle.scheduler.door import Door, Ticket
 from heddle.server.config import ServerConfig
 from heddle.server.errors import ApiError, from_request_error
 from heddle.server.job import Job
+from heddle.server.preparing import Preparing
 from heddle.server.prompts import truncated
 from heddle.server.requests import SamplingRequest
 from heddle.server.sampling import model_defaults, named_as_sent
@@ -38,8 +38,6 @@ log = logging.getLogger("heddle.server")
 MAX_IGNORED_NAMES = 256
 MAX_NAME_CHARACTERS = 64
 """Of a field that nobody knows, as it is remembered and logged."""
-SLOW_THREADS = 2
-"""That compile grammars at once; other requests have threads of their own."""
 
 
 class Phase(StrEnum):
@@ -76,7 +74,7 @@ class Serving:
         self._capacity: Capacity | None = None
         self._door: Door | None = None
         self._ignored: set[str] = set()
-        self._slow = ThreadPoolExecutor(SLOW_THREADS, thread_name_prefix="heddle-grammar")
+        self._preparing = Preparing()
         self._defaults: dict[str, Any] = {}
         self._fingerprint = ""
 
@@ -313,11 +311,9 @@ class Serving:
                 for prompt in prompts
             ]
 
-        # A hostile grammar takes seconds: those wait for each other, and nobody else for them.
-        is_slow = params.structured_outputs is not None
-        loop = asyncio.get_running_loop()
         try:
-            prepared = await loop.run_in_executor(self._slow if is_slow else None, prepare)
+            is_slow = not engine.driver.has_grammar(params)
+            prepared = await self._preparing.run(prepare, is_slow=is_slow, deadline=deadline)
             self._check_prompt_logprobs(params, prepared)
             job = self._let_in(prepared, deadline)
         except RequestError as refusal:

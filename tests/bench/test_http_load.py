@@ -14,6 +14,7 @@ from heddle.bench.http_load import (
     answer_once,
     create_client,
     first_model,
+    has_token_ids,
     run_load,
     text_of,
     token_pool,
@@ -191,3 +192,18 @@ def test_what_is_no_url_is_refused(url):
 )
 def test_text_of_a_chunk_of_any_shape(choices, text):
     assert text_of(choices) == text
+
+
+@pytest.mark.parametrize(
+    ("choices", "named"),
+    [
+        ([{"text": "", "token_ids": [7]}], True),
+        ([{"text": ""}, {"delta": {}, "token_ids": [7, 8]}], True),
+        ([{"text": "a", "token_ids": []}], False),
+        ([{"text": "a", "token_ids": None}, 3], False),
+        ("odd", False),
+    ],
+    ids=str,
+)
+def test_tokens_of_a_chunk_may_be_named_without_text(choices, named):
+    assert has_token_ids(choices) == named

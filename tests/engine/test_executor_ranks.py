@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import selectors
 import socket
 import time
 from typing import Any, cast
@@ -90,6 +91,34 @@ def test_a_damaged_stream_reads_as_a_failure_of_that_rank() -> None:
     for rank in (zero, one):
         rank.channel.close()
         rank.end(0)
+    ranks.close()
+
+
+class Silent:
+    """A channel whose other host has not answered for too long."""
+
+    def __init__(self, channel: socket.socket) -> None:
+        self._channel = channel
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._channel, name)
+
+    def recv(self, _size: int) -> bytes:
+        raise TimeoutError("keepalive")
+
+
+def test_a_channel_whose_host_is_silent_reads_as_closed() -> None:
+    ranks, (rank,) = launched(1)
+    rank.channel.send(b"x")
+    (state,) = ranks._ranks
+    silent = Silent(state.channel)
+    ranks._selector.unregister(state.channel)
+    ranks._selector.register(silent, selectors.EVENT_READ, (state, False))
+    state.channel = silent  # type: ignore[assignment]
+    assert list(ranks.poll(LONG_SECONDS)) == []
+    assert silent not in ranks._selector.get_map()
+    rank.channel.close()
+    rank.end(0)
     ranks.close()
 
 

@@ -224,7 +224,7 @@ def test_actors_that_find_no_room_are_an_error_in_words(
         if cluster.is_fake:
             cluster.ray.is_full = False
         words = "rank0 tp0 pcp0 dcp0 failed while starting: Ray did not start its actor in time"
-        assert first_line(caught.value) == f"{words}, with 1 CPUs on 127.0.0.1"
+        assert first_line(caught.value) == f"{words}, with 1 CPU on 127.0.0.1"
         assert executor.execute(fake_batch(1), 0)[0].sampled[0].token_id == 3
 
 
@@ -232,7 +232,7 @@ def test_a_cluster_that_is_too_small_is_refused_before_anything_starts(
     cluster: RunningCluster, folder: Path
 ) -> None:
     config = engine_config(str(folder), executor="ray", prefill_context_parallel_size=3)
-    with pytest.raises(ConfigError, match=r"3 ranks of 1 CPUs each .* room for 2 of them"):
+    with pytest.raises(ConfigError, match=r"3 ranks of 1 CPU each .* room for 2 of them"):
         resolve_here(config)
     config = engine_config(str(folder), executor="ray", num_threads=2, **LAYOUT)
     with pytest.raises(ConfigError, match=r"2 ranks of 2 CPUs each .* room for [01] of them"):

@@ -1,4 +1,4 @@
-"""Every kernel in Triton has laws that run on a device; they run, and skip, only when asked for."""
+"""Every kernel in Triton has tests for a device; the tier is left out unless it is asked for."""
 
 from __future__ import annotations
 

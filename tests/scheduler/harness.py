@@ -221,9 +221,8 @@ class Engine:
             assert set(ids) <= set(self.computed), "a request started on what a preemption freed"
         others = [part for other, _ in self.under_way for part in other.parts]
         partial = [part for part in (*batch.parts, *others) if not part.samples]
-        longest = max(part.request.num_tokens for part in batch.parts)
-        max_prompts = self.config.max_num_partial_prefills + longest.bit_length()
-        assert len(partial) <= max_prompts
+        extra = self.config.max_model_len.bit_length()
+        assert len(partial) <= self.config.max_num_partial_prefills + extra
         for part in batch.parts:
             self._check_part(part)
         ended = [r for r in self.running if r.is_finished]

@@ -238,13 +238,27 @@ def test_equal_prompts_start_one_after_another_and_the_later_find_what_the_first
     requests = [engine.add([*prompt, seed, 1, 2], 1) for seed in range(4)]
     engine.step()
     assert engine.scheduler.why_waiting() == (
-        "request 1 waits for rows: 1 prompts are part-way through"
+        "request 1 waits for rows: 1 prompt is part-way through"
     )
     engine.drain()
     assert [request.num_cached_tokens >= 152 for request in requests] == [False, True, True, True]
     steps = [engine.token_steps[request.request_id][0] for request in requests]
     assert steps[0] == -(-163 // 16)
     assert steps[3] <= steps[0] + 3
+
+
+@given(st.integers(17, 60), st.integers(1, 2))
+def test_a_long_prompt_that_waits_starts_whatever_comes_after_it(later, per_step):
+    """The first one ends, and what its last piece leaves over is for the next in order."""
+    engine = Engine(usable_blocks=1000, max_num_batched_tokens=16, max_num_seqs=64)
+    first, second = engine.add(text(0, 120), 1), engine.add(text(1, 120), 1)
+    for seed in range(2, 60):
+        for at in range(per_step):
+            engine.add(text(100 * at + seed, later), 1)
+        engine.step()
+    assert engine.token_steps[first.request_id][0] <= -(-120 // 8) + 1
+    assert engine.token_steps[second.request_id][0] <= 2 * (-(-120 // 8) + 1)
+    engine.drain()
 
 
 def test_a_shorter_prompt_passes_a_longer_one_at_half_the_rows():

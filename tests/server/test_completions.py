@@ -126,6 +126,15 @@ def test_offsets_are_those_of_the_text_however_it_comes(
         assert offsets[size] == len(prompt)
 
 
+def test_special_tokens_that_a_prompt_names_count_in_its_offsets(served: Served) -> None:
+    prompt = "<|start|>user hi"
+    (choice,) = served.complete(prompt=prompt, echo=True, logprobs=0, max_tokens=1)["choices"]
+    offsets = choice["logprobs"]["text_offset"]
+    assert choice["text"].startswith(prompt)
+    assert offsets[:3] == [0, 9, 10]
+    assert offsets[-1] == len(prompt)
+
+
 def test_a_stop_string_is_cut_off_and_named(served: Served) -> None:
     whole = served.complete(prompt="xyz", max_tokens=40, **GREEDY)["choices"][0]["text"]
     stop = whole[5:7]

@@ -21,6 +21,7 @@ from heddle.server.logprobs import (
     completion_logprobs,
     finite,
     prompt_logprobs_of,
+    spelled_range,
 )
 
 BYTES = {1: b"a", 2: b"\xc3", 3: b"\xa9", 4: b"bc", 5: "é".encode(), 6: b"a"}
@@ -48,6 +49,36 @@ def position(*entries: tuple[int, float, int]) -> PositionLogprobs:
         token_id: Logprob(logprob, rank, BYTES[token_id].decode("utf-8", "replace"))
         for token_id, logprob, rank in entries
     }
+
+
+class Marked:
+    """Ids are characters; those below 10 are special, three characters each."""
+
+    def is_special(self, token_id: int) -> bool:
+        return token_id < 10
+
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
+        assert not skip_special_tokens
+        return "".join(f"<{i}>" if self.is_special(i) else chr(i) for i in token_ids)
+
+
+@pytest.mark.parametrize(
+    ("text", "token_ids", "spelled"),
+    [
+        ("ab", [1, 97, 98], (1, 3)),
+        ("ab", [1, 97, 98, 2], (1, 3)),
+        ("<1>ab", [1, 97, 98], (0, 3)),
+        ("<1>ab", [1, 1, 97, 98], (1, 4)),
+        ("ab<2>", [97, 98, 2], (0, 3)),
+        ("ab<2>", [1, 97, 98, 2, 2], (1, 4)),
+        ("a", [97], (0, 1)),
+        ("", [1], (1, 1)),
+    ],
+)
+def test_special_tokens_that_a_text_names_are_of_it_and_added_ones_are_not(
+    text: str, token_ids: list[int], spelled: tuple[int, int]
+) -> None:
+    assert spelled_range(Marked(), text, token_ids) == spelled  # type: ignore[arg-type]
 
 
 def test_names_are_texts_bytes_or_ids() -> None:

@@ -20,7 +20,7 @@ from heddle.engine.executors.failure import Failure
 from heddle.step.batch import GlobalBatch, RankReply
 
 
-class Meeting(msgspec.Struct, frozen=True):
+class Rendezvous(msgspec.Struct, frozen=True):
     """Where the ranks of several hosts meet: rank 0 listens there."""
 
     address: str
@@ -36,7 +36,7 @@ class Start(msgspec.Struct, frozen=True, tag=True):
     """`module:attribute` of the worker factory."""
     store_directory: str
     """Private folder in which the ranks find each other; empty once all are ready."""
-    meeting: Meeting | None = None
+    rendezvous: Rendezvous | None = None
     """Where ranks of several hosts find each other instead."""
 
 

@@ -55,18 +55,18 @@ def _create_gloo_world(start: Start) -> TorchWorld:
     """Ranks of one host meet at a file; those of several where rank 0 listens."""
     from heddle.comm.torch_group import create_torch_world
 
-    meeting, store_path = start.meeting, None
+    rendezvous, store_path = start.rendezvous, None
     world_size = start.resolved.parallel.world_size
-    if meeting is None:
+    if rendezvous is None:
         store_path = os.path.join(start.store_directory, "store")
         interface: str | None = LOOPBACK
     else:
-        os.environ |= {"MASTER_ADDR": meeting.address, "MASTER_PORT": str(meeting.port)}
+        os.environ |= {"MASTER_ADDR": rendezvous.address, "MASTER_PORT": str(rendezvous.port)}
         launch = LaunchInfo(
             rank=start.global_rank,
             world_size=world_size,
             local_world_size=1,
-            master_address=meeting.address,
+            master_address=rendezvous.address,
             interface=os.environ.get("GLOO_SOCKET_IFNAME"),
         )
         interface = choose_interface(launch)

@@ -187,7 +187,7 @@ class Ranks(ABC):
                 piece = rank.channel.recv(_CHUNK_BYTES)
             except BlockingIOError:
                 return
-            except ConnectionError:
+            except OSError:  # reset, or its host has been silent for too long
                 piece = b""
             if not piece:
                 self._selector.unregister(rank.channel)

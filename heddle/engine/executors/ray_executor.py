@@ -50,4 +50,4 @@ class RayExecutor(ProcessesExecutor):
         start = super()._start_of(rank, folder)
         ranks = self._running()
         assert isinstance(ranks, RayRanks)
-        return msgspec.structs.replace(start, meeting=ranks.meeting)
+        return msgspec.structs.replace(start, rendezvous=ranks.rendezvous)

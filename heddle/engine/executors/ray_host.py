@@ -48,7 +48,7 @@ class Hello(msgspec.Struct, frozen=True):
     token: str
     rank: int
     role: Role
-    meeting_port: int = 0
+    rendezvous_port: int = 0
     """A free port of this host, where the other ranks could meet rank 0."""
 
 
@@ -127,7 +127,7 @@ class RankHost:
         connection = _connect(self._address)
         try:
             port = free_port() if self._rank == 0 and role == "channel" else 0
-            hello = Hello(token=self._token, rank=self._rank, role=role, meeting_port=port)
+            hello = Hello(token=self._token, rank=self._rank, role=role, rendezvous_port=port)
             connection.sendall(encode_frame(hello))
             if connection.family == socket.AF_UNIX:
                 answer, passed, _, _ = socket.recv_fds(connection, 1, 1)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from heddle.errors import ConfigError
+from heddle.errors import ConfigError, counted
 
 
 class Node(NamedTuple):
@@ -61,10 +61,11 @@ def place_ranks(nodes: Sequence[Node], world_size: int, cpus_per_rank: int) -> t
     ordered = sorted(nodes, key=lambda node: (not node.is_own, -node.cpus, node.node_id))
     room = [node.cpus // cpus_per_rank for node in ordered]
     if sum(room) < world_size:
+        asked = f"{counted(world_size, 'rank')} of {counted(cpus_per_rank, 'CPU')} each"
+        cluster = f"{counted(len(nodes), 'node')} with {counted(sum(n.cpus for n in nodes), 'CPU')}"
         raise ConfigError(
-            f"{world_size} ranks of {cpus_per_rank} CPUs each are not legal with executor=ray; "
-            f"the cluster has room for {sum(room)} of them, on {len(nodes)} nodes with "
-            f"{sum(node.cpus for node in nodes)} CPUs (nearest: fewer ranks, a smaller num_threads)"
+            f"{asked} are not legal with executor=ray; the cluster has room for {sum(room)} of "
+            f"them, on {cluster} (nearest: fewer ranks, a smaller num_threads)"
         )
     if room[0] < world_size <= max(room):  # another host than the driver's can hold them all
         return (ordered[room.index(max(room))],) * world_size

@@ -1,7 +1,7 @@
 """Rank processes on the nodes of a Ray cluster, seen from the driver as those of its own host are.
 
-Their channels, lines and ends come over sockets (`ray_door`, `ray_host`), so a step meets no Ray;
-Ray is asked when an actor does not come, is gone, or is to give its rank's stacks.
+Their channels, lines and ends come over sockets (`ray_listener`, `ray_host`), so a step meets no
+Ray; Ray is asked when an actor does not come, is gone, or is to give its rank's stacks.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from contextlib import suppress
 from heddle.engine.executors.failure import Failure
 from heddle.engine.executors.launcher import RankHandle
 from heddle.engine.executors.lifecycle import RanksFailed
-from heddle.engine.executors.messages import Meeting
+from heddle.engine.executors.messages import Rendezvous
 from heddle.engine.executors.ranks import Ranks
 from heddle.engine.executors.ray_cluster import Cluster, RankHosts
-from heddle.engine.executors.ray_door import Door
+from heddle.engine.executors.ray_listener import RankListener
 from heddle.engine.executors.ray_nodes import Node
+from heddle.errors import RankFailed, counted
 
 _WHY_SECONDS = 5.0
 """How long Ray may take to find out why an actor is gone."""
@@ -52,7 +53,7 @@ class RayRanks(Ranks):
         self._cluster, self._placed, self._cpus = cluster, tuple(placed), cpus_per_rank
         self._segment = segment
         self._hosts: RankHosts | None = None
-        self.meeting: Meeting | None = None
+        self.rendezvous: Rendezvous | None = None
         """Where ranks of several nodes meet, once launched; None on a single node."""
 
     @property
@@ -66,16 +67,16 @@ class RayRanks(Ranks):
         own = next((node.address for node in self._cluster.nodes() if node.is_own), "127.0.0.1")
         token = secrets.token_hex(32)
         try:
-            door = Door(None if is_local else own, token)
-            self._resources.callback(door.close)
+            listener = RankListener(None if is_local else own, token)
+            self._resources.callback(listener.close)
             hosts = self._hosts = self._cluster.start_hosts(
-                self._placed, self._cpus, door.address, token
+                self._placed, self._cpus, listener.address, token
             )
             self._resources.callback(hosts.close)
-            self._admit(door, hosts, deadline)
+            self._admit(listener, hosts, deadline)
             if not is_local:
-                self.meeting = Meeting(self._placed[0].address, door.meeting_port)
-            door.close()
+                self.rendezvous = Rendezvous(self._placed[0].address, listener.rendezvous_port)
+            listener.close()
         finally:
             if self._segment is not None:
                 os.close(self._segment)
@@ -86,7 +87,7 @@ class RayRanks(Ranks):
         """Stacks of every rank; see `Ranks.dump_stacks`."""
         return {} if self._hosts is None else self._hosts.stacks(_STACKS_SECONDS)
 
-    def _admit(self, door: Door, hosts: RankHosts, deadline: float) -> None:
+    def _admit(self, listener: RankListener, hosts: RankHosts, deadline: float) -> None:
         """Take up all ranks as their actors come."""
 
         def glance() -> None:
@@ -94,9 +95,9 @@ class RayRanks(Ranks):
                 raise RanksFailed([_gone(rank, hosts.why(rank, _WHY_SECONDS)) for rank in gone])
 
         world_size = self._relay.num_ranks
-        admitted = door.admit_all(world_size, deadline, glance, self._segment)
+        admitted = listener.admit_all(world_size, deadline, glance, self._segment)
         if admitted is None:
-            late = f"Ray did not start its actor in time, with {self._cpus} CPUs on "
+            late = f"Ray did not start its actor in time, with {counted(self._cpus, 'CPU')} on "
             raise RanksFailed(
                 [_gone(rank, late + node.address) for rank, node in enumerate(self._placed)]
             )
@@ -104,7 +105,7 @@ class RayRanks(Ranks):
             output = admitted[rank, "output"]
             self._relay.read_from(rank, output.fileno())
             output.close()
-            handle = _RayHandle(admitted[rank, "lifeline"], _asks(hosts, rank))
+            handle = _RayHandle(rank, admitted[rank, "lifeline"], _asks(hosts, rank))
             self._resources.callback(handle.close)
             channel = admitted[rank, "channel"]
             self._resources.callback(channel.close)
@@ -114,14 +115,25 @@ class RayRanks(Ranks):
 class _RayHandle(RankHandle):
     """One rank process, at the other end of a lifeline."""
 
-    def __init__(self, lifeline: socket.socket, ask_why: Callable[[], str]) -> None:
+    def __init__(self, rank: int, lifeline: socket.socket, ask_why: Callable[[], str]) -> None:
         lifeline.setblocking(True)
         super().__init__(lifeline.fileno())
-        self._lifeline, self._ask_why = lifeline, ask_why
+        self._rank, self._lifeline, self._ask_why = rank, lifeline, ask_why
+
+    def read_pid(self, deadline: float) -> None:
+        """Wait until the actor has started the process.
+
+        Raises:
+            RanksFailed: it has not; Ray is asked why.
+        """
+        try:
+            super().read_pid(deadline)
+        except (RankFailed, OSError):
+            raise RanksFailed([_gone(self._rank, self._ask_why())]) from None
 
     def read_exit(self) -> None:
         """Take note of the end; Ray is asked where the actor is gone too."""
-        with suppress(ConnectionError):
+        with suppress(OSError):
             super().read_exit()
         self.is_gone = True
         if self.exit_code is None:

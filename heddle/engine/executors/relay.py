@@ -109,7 +109,9 @@ class OutputRelay:
             for read_end in readable:
                 try:
                     piece = os.read(read_end, _CHUNK_BYTES)
-                except ConnectionError:  # the host at the other end is gone
+                except BlockingIOError:
+                    continue
+                except OSError:  # the host at the other end is gone, or silent for too long
                     piece = b""
                 if not piece:
                     open_ends.discard(read_end)

@@ -157,6 +157,12 @@ class GrammarCompiler:
                 self._grammars.popitem(last=False)
         return found
 
+    def is_ready(self, params: StructuredOutputsParams) -> bool:
+        """Whether `compile` has it, and takes no time."""
+        with self._lock:
+            found = self._grammars.get((params.kind, params.source))
+        return found is not None and not found.is_worn
+
     def close(self) -> None:
         """End the helper processes; a second call does nothing."""
         self._trials.close()

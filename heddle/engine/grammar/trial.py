@@ -77,6 +77,7 @@ class Trials:
         self._limits = limits
         self._seats = threading.BoundedSemaphore(MAX_HELPERS)
         self._idle: list[_Helper] = []
+        self._is_closed = False
         self._finalizer = weakref.finalize(self, _end, self._idle, os.getpid())
 
     def run(self, text: str) -> None:
@@ -99,11 +100,14 @@ class Trials:
                 helper.end()
                 raise
             self._idle.append(helper)
+            if self._is_closed:
+                self.close()
         if reason:
             raise ValueError(reason)
 
     def close(self) -> None:
         """End the idle helpers; those at work end with their descriptions. May be called twice."""
+        self._is_closed = True
         _end(self._idle, os.getpid())
 
 

@@ -19,6 +19,7 @@ from heddle.engine.grammar.source import lark_text
 from heddle.engine.grammar.trial import Limits, PlainTokens, Trials
 from heddle.errors import RequestError
 from tests.support.grammars import BOTH, EOS, create, describe
+from tests.support.processes import LONG_SECONDS
 
 RUNAWAY = lark_text(
     describe(json={"allOf": [{"type": "string", "pattern": f"a{{{n}}}"} for n in range(1, 300)]})
@@ -83,13 +84,36 @@ def test_a_helper_that_does_not_even_die_is_killed(
     trials.run(GOOD)
 
 
-def test_a_good_one_need_not_wait_for_one_that_runs_away(trials: Trials) -> None:
-    trials.run(GOOD)
-    with ThreadPoolExecutor(1) as pool:
-        slow = pool.submit(trials.run, RUNAWAY)
-        trials.run(GOOD)
+def test_a_good_one_need_not_wait_for_one_that_runs_away(
+    monkeypatch: pytest.MonkeyPatch, trials: Trials
+) -> None:
+    both = threading.Barrier(2, timeout=LONG_SECONDS)  # with one helper they would never meet
+    ask = trial._Helper.ask
+
+    def ask_together(helper: trial._Helper, text: str) -> str:
+        both.wait()
+        return ask(helper, text)
+
+    monkeypatch.setattr(trial._Helper, "ask", ask_together)
+    with ThreadPoolExecutor(2) as pool:
+        slow, good = pool.submit(trials.run, RUNAWAY), pool.submit(trials.run, GOOD)
+        good.result()
         with pytest.raises(ValueError, match="more than"):
             slow.result()
+
+
+def test_a_helper_that_was_at_work_when_all_were_closed_ends_with_its_description(
+    monkeypatch: pytest.MonkeyPatch, trials: Trials
+) -> None:
+    ask = trial._Helper.ask
+
+    def close_and_ask(helper: trial._Helper, text: str) -> str:
+        trials.close()
+        return ask(helper, text)
+
+    monkeypatch.setattr(trial._Helper, "ask", close_and_ask)
+    trials.run(GOOD)
+    assert trials._idle == []
 
 
 def test_no_more_helpers_than_seats(monkeypatch: pytest.MonkeyPatch, trials: Trials) -> None:

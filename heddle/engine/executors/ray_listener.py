@@ -22,11 +22,13 @@ from heddle.engine.executors.ray_host import ROLES, WELCOME, Hello, Role, keep_a
 from heddle.errors import HeddleError, RankFailed
 
 _MAX_HELLO_BYTES = 4096
+_MAX_UNHEARD = 64
+"""Connections that have said nothing yet; the oldest gives way to the next one."""
 _GLANCE_SECONDS = 0.2
 """How often to ask Ray whether an actor has failed before it came."""
 
 
-class Door:
+class RankListener:
     """A listener, until every rank has its connections."""
 
     def __init__(self, host: str | None, token: str) -> None:
@@ -43,7 +45,7 @@ class Door:
         self._selector = selectors.DefaultSelector()
         self._resources.callback(self._selector.close)
         self._decoders: dict[socket.socket, FrameDecoder[Hello]] = {}
-        self.meeting_port = 0
+        self.rendezvous_port = 0
         """As rank 0's actor has named it."""
         try:
             self._listener, self.address = self._listen(host)
@@ -80,8 +82,12 @@ class Door:
                     if not 0 <= hello.rank < world_size or place in admitted:
                         connection.close()
                         continue
-                    self.meeting_port = hello.meeting_port or self.meeting_port
-                    _welcome(connection, segment if hello.role == "channel" else None)
+                    try:
+                        _welcome(connection, segment if hello.role == "channel" else None)
+                    except OSError:  # it has gone again; Ray says why at the next glance
+                        connection.close()
+                        continue
+                    self.rendezvous_port = hello.rendezvous_port or self.rendezvous_port
                     admitted[place] = connection
             undo.pop_all()
         return admitted
@@ -101,7 +107,7 @@ class Door:
         else:
             folder = tempfile.mkdtemp(prefix="heddle-")  # of this user alone (0700)
             self._resources.callback(shutil.rmtree, folder, ignore_errors=True)
-            address = os.path.join(folder, "door")
+            address = os.path.join(folder, "listener")
             listener = self._resources.enter_context(socket.socket(socket.AF_UNIX))
             listener.bind(address)
             listener.listen()
@@ -113,18 +119,27 @@ class Door:
         heard = []
         for key, _ in self._selector.select(_GLANCE_SECONDS):
             if key.fileobj is self._listener:
+                if len(self._decoders) >= _MAX_UNHEARD:
+                    self._turn_away(next(iter(self._decoders)))
                 connection, _ = self._listener.accept()
                 connection.setblocking(False)
                 self._decoders[connection] = FrameDecoder(Hello, _MAX_HELLO_BYTES)
                 self._selector.register(connection, selectors.EVENT_READ)
                 continue
             connection = key.fileobj  # type: ignore[assignment]
+            if connection not in self._decoders:
+                continue  # turned away in this round
             hello = self._read(connection)
             if isinstance(hello, Hello):
                 heard.append((connection, hello))
             elif hello == "stranger":
                 connection.close()
         return heard
+
+    def _turn_away(self, connection: socket.socket) -> None:
+        self._selector.unregister(connection)
+        del self._decoders[connection]
+        connection.close()
 
     def _read(self, connection: socket.socket) -> Hello | str:
         """A `Hello` with our token, or `more` is to come, or it is a `stranger`."""
