@@ -34,7 +34,7 @@ MIN_PROMPT_ROWS = 16
 """Prompt rows that a step may always have, and the unit of budgets: steps of few sizes look alike,
 and steps that look alike are cheaper."""
 
-AIM = 0.9
+AIM = 0.8
 """Share of the target that a step is meant to take."""
 
 GAIN = 0.25

@@ -113,11 +113,11 @@ def test_noise_moves_the_budget_no_further_than_itself(per_row, noise, first_sam
 def test_after_the_cost_of_rows_has_changed_the_budget_follows():
     pacer = make()
     pacer.observe(DECODE, 0.02)
-    assert run(pacer, lambda rows: 0.02 + 0.0005 * rows, 40)[-1][0] == 128
+    assert run(pacer, lambda rows: 0.02 + 0.0005 * rows, 40)[-1][0] == 112
     later = run(pacer, lambda rows: 0.02 + 0.002 * rows, 40)
     assert [seconds > TARGET for _, seconds in later[:2]] == [True, True]
     assert all(seconds <= TARGET for _, seconds in later[8:])
-    assert later[-1][0] == 32
+    assert later[-1][0] == 16
 
 
 def test_one_pause_is_not_a_trend():
@@ -251,7 +251,7 @@ def test_a_budget_counts_what_each_prompt_reads():
     rows = []
     for late in (300, 4):
         engine = Engine(max_num_batched_tokens=64, usable_blocks=400, max_model_len=1000)
-        engine.pace(make(target=0.05, max_rows=64, length=100.0))
+        engine.pace(make(target=0.08, max_rows=64, length=100.0))
         engine.add(text(0, 1), 40, params=SamplingParams(ignore_eos=True))
         engine.add(text(1, 500), 1)
         for _ in range(10):
