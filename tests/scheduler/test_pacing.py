@@ -250,10 +250,10 @@ def test_a_budget_counts_what_each_prompt_reads():
     """Half of the rows belong to a prompt that reads little, so there are more of them."""
     rows = []
     for late in (300, 4):
-        engine = Engine(max_num_batched_tokens=64, usable_blocks=400, max_model_len=1000)
-        engine.pace(make(target=0.08, max_rows=64, length=100.0))
-        engine.add(text(0, 1), 40, params=SamplingParams(ignore_eos=True))
-        engine.add(text(1, 500), 1)
+        engine = Engine(max_num_batched_tokens=256, usable_blocks=1000, max_model_len=3000)
+        engine.pace(make(target=0.1, max_rows=256, length=100.0))
+        engine.add(text(0, 1), 60, params=SamplingParams(ignore_eos=True))
+        engine.add(text(1, 2000), 1)
         for _ in range(10):
             engine.step()
         engine.add(text(2, late), 1)
