@@ -25,7 +25,7 @@ Source: our derivation; the shape is that of an integral controller on the logar
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from heddle.scheduler.batch import ScheduledBatch
@@ -35,7 +35,9 @@ MIN_PROMPT_ROWS = 16
 and steps that look alike are cheaper."""
 
 AIM = 0.8
-"""Share of the target that a step is meant to take."""
+"""Share of the target that a step is meant to take. The rest is for noise, and for the first steps
+beside decodes, whose fixed part is not known yet.
+"""
 
 GAIN = 0.25
 """Share of a new sample in an average; at most 0.5, or budgets would swing."""
@@ -60,13 +62,13 @@ class StepLoad(NamedTuple):
             batch: as scheduled; a part that samples after one known row is a decode.
             attention_length: keys that cost as much as the rest of a row.
         """
-        num_prompt_rows, work = 0, 0.0
-        for part in batch.parts:
-            count = part.num_known_tokens
-            if count > 1 or not part.samples:
-                num_prompt_rows += count
-                work += count * row_weight(part.num_computed_tokens + count / 2, attention_length)
-        return cls(batch.num_rows, num_prompt_rows, work)
+        pieces = [
+            (part.num_computed_tokens, part.num_known_tokens)
+            for part in batch.parts
+            if part.num_known_tokens > 1 or not part.samples
+        ]
+        num_prompt_rows = sum(count for _, count in pieces)
+        return cls(batch.num_rows, num_prompt_rows, work_of_pieces(pieces, attention_length))
 
 
 class Pacer:
@@ -153,6 +155,19 @@ def row_weight(num_keys: float, attention_length: float) -> float:
         3.0
     """
     return 1 + num_keys / attention_length
+
+
+def work_of_pieces(pieces: Iterable[tuple[int, int]], attention_length: float) -> float:
+    """What pieces of prompts have to do, in rows that read nothing.
+
+    Args:
+        pieces: (stored tokens before it, rows) of each; a row reads those before it, too.
+        attention_length: keys that cost as much as the rest of a row.
+    Example:
+        >>> work_of_pieces([(0, 2), (95, 10)], attention_length=100)
+        22.02
+    """
+    return sum(count * row_weight(start + count / 2, attention_length) for start, count in pieces)
 
 
 def attention_length(hidden_size: int) -> int:

@@ -36,7 +36,7 @@ from heddle.scheduler.admission import resolve_room
 from heddle.scheduler.batch import ScheduledBatch, ScheduledPart
 from heddle.scheduler.endings import Endings
 from heddle.scheduler.flight import Flight
-from heddle.scheduler.pacing import Pacer, row_weight
+from heddle.scheduler.pacing import Pacer, work_of_pieces
 from heddle.scheduler.policy import share_rows, short_row_limit
 from heddle.scheduler.progress import Progress, progress_of
 from heddle.scheduler.queues import Queues
@@ -281,7 +281,7 @@ class Scheduler:
             shares = self._shares(rows, longs)
             pieces = [(r.num_computed_tokens, n) for r, n in zip(longs, shares, strict=True)]
             pieces.append((0, rows - sum(shares)))  # of prompts that are about to start
-            return sum(n * row_weight(start + n / 2, length) for start, n in pieces)
+            return work_of_pieces(pieces, length)
 
         return min(num_rows, self._pacer.budget(work_of))
 

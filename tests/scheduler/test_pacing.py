@@ -236,13 +236,20 @@ def test_prompts_get_whole_steps_until_a_decode_runs():
 
 
 def test_the_first_prompt_gets_on_however_small_the_budget():
-    engine = paced_engine(max_num_partial_prefills=20, max_num_seqs=30)
-    for seed in range(20):
+    engine = paced_engine(max_num_partial_prefills=20, max_num_seqs=30, max_model_len=1000)
+    decode = engine.add(text(50, 1), 40, params=SamplingParams(ignore_eos=True))
+    engine.step()
+    first = engine.add(text(0, 900), 1)
+    for seed in range(1, 12):
         engine.add(text(seed, 100 - seed), 1)
+    num_steps = 0
+    while not decode.is_finished and not first.is_finished:
+        num_tokens, num_computed = len(decode.output_token_ids), first.num_computed_tokens
         engine.step()
-    engine.add(text(50, 1), 40, params=SamplingParams(ignore_eos=True))
-    while not engine.requests[20].is_finished:
-        engine.step()  # the engine checks that each decode and the first prompt have rows
+        assert len(decode.output_token_ids) == num_tokens + 1
+        assert first.num_computed_tokens > num_computed
+        num_steps += 1
+    assert num_steps > 30
     engine.drain()
 
 
