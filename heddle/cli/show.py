@@ -30,7 +30,10 @@ def create_parser(environment: Mapping[str, str], output: Output) -> CommandPars
     """Model, layout flags, lengths and head counts."""
     parser = command_parser("show", SUMMARY, environment, output)
     parser.add_argument(
-        "model", metavar="MODEL", nargs="?", help="demo, a folder or a .gguf file; weights stay"
+        "model",
+        metavar="MODEL",
+        nargs="?",
+        help="demo, a folder, a .gguf file, or a name such as deepseek-v3; weights stay",
     )
     parser.declare(
         "show",

@@ -17,6 +17,7 @@ from heddle.errors import ModelFileError
 from heddle.layout.resolve import resolve
 from heddle.models.config_json import load_model_config
 from heddle.models.sources import DEMO, resolve_model_path
+from heddle.planner.catalogue import catalogue_folder
 from heddle.step.topology import Topology
 
 ASSUMED_HEADS = (8, 2)
@@ -65,12 +66,13 @@ def find_model(name: str) -> ModelConfig:
     """Read the configuration of a model; weights are not read.
 
     Args:
-        name: `demo`, a folder or a `.gguf` file.
+        name: `demo`, a folder, a `.gguf` file, or a name of the planner's catalogue.
     Raises:
         ModelFileError: there is no such file or folder, or it is no model.
         UnsupportedError: the model cannot be run.
     """
-    return load_model_config(local_path(name, "show"))
+    folder = None if Path(name).expanduser().exists() else catalogue_folder(name)
+    return load_model_config(folder or local_path(name, "show"))
 
 
 def local_path(name: str, command: str) -> Path:
