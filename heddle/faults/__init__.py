@@ -1,0 +1,1 @@
+"""Where each rank stands, what it last said to the others, and faults on purpose."""
