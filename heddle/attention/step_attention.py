@@ -36,6 +36,7 @@ from heddle.step.experts import dispatched_rows
 from heddle.step.local_group import GroupStep, localize_group
 from heddle.step.localize import RankStep
 from heddle.step.padding import pad_group, pad_rows
+from heddle.step.probe import probed_row
 from heddle.step.recurrent import create_recurrent_step
 
 MAX_REPEATED_ROWS = 64
@@ -68,6 +69,9 @@ class RankAttention:
         is_fixed = resources.recordings is not None and resources.recordings.has_fixed_sizes
         num_tables = (num_rows or 1) if is_fixed else 1
         self._groups = [GroupAttention(step, found, resources, num_tables) for found in steps]
+        self._probed_row = probed_row(step)
+        self.probe: list[tuple[int, bytes]] = []
+        """(layer, what it gave for the row that is looked at); see `heddle.step.probe`."""
         self._recurrence = _create_recurrence(step, resources)
         self._step = step
 
@@ -121,7 +125,7 @@ class RankAttention:
             sinks=sinks,
             own_lanes=self.resources.own_lanes,
         )
-        return self._group_of(layer).run(layer, kind)
+        return self._run(layer, kind)
 
     def mla(
         self,
@@ -142,15 +146,24 @@ class RankAttention:
             if index is None
             else SparseLatentKind(*tensors, scale, index, own)
         )
-        return self._group_of(layer).run(layer, kind)
+        return self._run(layer, kind)
 
     def recurrent(self, layer: int, inputs: RecurrentInputs) -> torch.Tensor:
         """See `StepOps.recurrent`."""
         assert self._recurrence is not None, "the model has recurrent layers"
         return self._recurrence.run(layer, inputs)
 
-    def _group_of(self, layer: int) -> GroupAttention:
-        return self._groups[self.resources.topology.group_of_layer[layer]]
+    def _run(self, layer: int, kind: AttentionKind) -> torch.Tensor:
+        group = self._groups[self.resources.topology.group_of_layer[layer]]
+        out = group.run(layer, kind)
+        if self._probed_row is not None:
+            self.probe.append((layer, row_bytes(out[self._probed_row])))
+        return out
+
+
+def row_bytes(row: torch.Tensor) -> bytes:
+    """The numbers of a row as they lie in memory."""
+    return row.contiguous().view(-1).view(torch.uint8).cpu().numpy().tobytes()
 
 
 def _create_recurrence(step: RankStep, resources: AttentionResources) -> RankRecurrence | None:

@@ -20,6 +20,7 @@ Legend: `Ks` stored kv heads, `W` elements of a row, `W'` elements of a stored r
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -198,3 +199,13 @@ class KVStore:
             start = block * self.block_size
             for rows in self.tensors:
                 rows[start : start + self.block_size] = 0
+
+    def spoil(self, blocks: Sequence[int]) -> None:
+        """Fill blocks that nobody owns with NaN, or where rows are bytes with the largest one: who
+        reads them by mistake fails.
+        """
+        for block in blocks:
+            start = block * self.block_size
+            for rows in self.tensors:
+                worst = math.nan if rows.is_floating_point() else torch.iinfo(rows.dtype).max
+                rows[start : start + self.block_size] = worst

@@ -37,6 +37,7 @@ class BlockPool:
         self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
         self._suspect: set[int] = set()  # owned, wiped when the last owner leaves
         self._to_wipe: list[int] = []
+        self._freed: list[int] | None = None
 
     @property
     def num_usable(self) -> int:
@@ -92,7 +93,7 @@ class BlockPool:
         if block in self._index:
             self._cached[block] = None
             return
-        self._free.add(block)
+        self._free_one(block)
         if block in self._suspect:
             self._suspect.remove(block)
             self._to_wipe.append(block)
@@ -115,6 +116,19 @@ class BlockPool:
         blocks, self._to_wipe = tuple(self._to_wipe), []
         return blocks
 
+    def note_freed(self) -> None:
+        """From now on remember which blocks become free, for `take_freed`."""
+        self._freed = []
+
+    def take_freed(self) -> tuple[int, ...]:
+        """Blocks that have become free, each told once; none unless they are noted. Those given out
+        again since are among them.
+        """
+        blocks = tuple(dict.fromkeys(self._freed or ()))
+        if self._freed is not None:
+            self._freed = []
+        return blocks
+
     def forget_all(self) -> None:
         """Drop all content: cached blocks become free, owned ones can no longer be found."""
         while self._cached:
@@ -126,7 +140,12 @@ class BlockPool:
     def _evict(self) -> None:
         block, _ = self._cached.popitem(last=False)
         self._index.evict(block)
+        self._free_one(block)
+
+    def _free_one(self, block: int) -> None:
         self._free.add(block)
+        if self._freed is not None:
+            self._freed.append(block)
 
     def audit(self) -> None:
         """Check that every block is free, cached or owned, counted once.

@@ -343,6 +343,14 @@ class KVCacheManager:
         """Let go of what was pinned until `now` or earlier; call it before each step."""
         self._pins.expire(now)
 
+    def note_freed(self) -> None:
+        """See `BlockPool.note_freed`."""
+        self._pool.note_freed()
+
+    def take_freed(self) -> tuple[int, ...]:
+        """See `BlockPool.take_freed`."""
+        return self._pool.take_freed()
+
     def reset_prefix_cache(self) -> None:
         """Forget all content, and all pins; running sequences keep what they own."""
         self._pins.forget_all()

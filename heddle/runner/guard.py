@@ -8,28 +8,47 @@ agree on it by an exchange of counts just before.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cache, lru_cache
 
 import torch
 
 from heddle.comm.base import Communicator, Pending, RankGroups
 from heddle.errors import PlanMismatch
+from heddle.faults.watch import RankWatch
 from heddle.kernels.recording.noting import always_on_host, as_one_call, never_repeated
 from heddle.layout.mesh import GROUP_KINDS, GroupKind
 from heddle.step.traffic import Collective
+
+_PRIME, _MASK = 0x100000001B3, (1 << 64) - 1
+"""A hash of 64 bits grows by multiplying and adding, so it depends on the order of calls."""
 
 
 class ScheduleGuard:
     """Walks the schedule of one step after another."""
 
-    def __init__(self) -> None:
+    def __init__(self, watch: RankWatch | None = None) -> None:
+        """Guard nothing yet.
+
+        Args:
+            watch: told of every call, and when it has come back; None: nobody is.
+        """
+        self._watch = watch or RankWatch()
         self._expected: Iterator[Collective] | None = None
         self._count = 0
+        self._hashes: dict[GroupKind, int] = {}
+
+    @property
+    def call_hashes(self) -> dict[GroupKind, int]:
+        """Of the calls of the last step, in their order, by kind of group."""
+        return dict(self._hashes)
 
     def begin(self, schedule: Iterable[Collective]) -> None:
         """Start a step."""
         self._expected = iter(schedule)
         self._count = 0
+        self._hashes.clear()
 
     @always_on_host
     def check(self, op: str, group: GroupKind, shape: Sequence[int], dtype: torch.dtype) -> None:
@@ -40,13 +59,27 @@ class ScheduleGuard:
         """
         if self._expected is None:
             return
-        found = Collective(op, group, tuple(shape), str(dtype).removeprefix("torch."))
-        due = next(self._expected, None)
+        call = due = next(self._expected, None)
+        # A step makes hundreds of calls: the usual case is one comparison, without new values.
+        if call is None or call != (op, group, shape, _name_of(dtype)):
+            call = Collective(op, group, tuple(shape), _name_of(dtype))
+            self._check_unequal(call, due)
+        before = self._hashes.get(group, 0)
+        self._hashes[group] = (before * _PRIME + _word(call)) & _MASK
+        self._count += 1
+        self._watch.begin_call(op, group, _name_of(dtype), shape)
+
+    def note_return(self) -> None:
+        """The call that was checked last has come back."""
+        self._watch.end_call()
+
+    def _check_unequal(self, found: Collective, due: Collective | None) -> None:
+        """Of two calls that differ: raise, unless it is by a size that the plan leaves open."""
         if due is None or not _fits(found, due):
             raise PlanMismatch(
-                f"collective {self._count} of the step is {found}, the plan's schedule says {due}"
+                f"collective {self._count} of the step is {found}, the plan's schedule says {due}",
+                "collective",
             )
-        self._count += 1
 
     def finish(self) -> None:
         """End a step.
@@ -59,8 +92,21 @@ class ScheduleGuard:
         if missing is not None:
             raise PlanMismatch(
                 f"the step ended after {self._count} collectives, "
-                f"the plan's schedule still has {missing}"
+                f"the plan's schedule still has {missing}",
+                "collective",
             )
+
+
+@lru_cache(maxsize=4096)
+def _word(call: Collective) -> int:
+    """64 bits of a call, the same in every process."""
+    body = f"{call.op} {call.shape} {call.dtype}".encode()
+    return int.from_bytes(hashlib.blake2b(body, digest_size=8).digest(), "little")
+
+
+@cache
+def _name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _fits(found: Collective, due: Collective) -> bool:
@@ -99,43 +145,56 @@ class GuardedCommunicator:
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
         """See `Communicator.all_gather`."""
         self._check("all_gather", tensor)
-        return self._inner.all_gather(tensor)
+        result = self._inner.all_gather(tensor)
+        self._guard.note_return()
+        return result
 
     @as_one_call
     def reduce_scatter(self, tensor: torch.Tensor) -> torch.Tensor:
         """See `Communicator.reduce_scatter`."""
         self._check("reduce_scatter", tensor)
-        return self._inner.reduce_scatter(tensor)
+        result = self._inner.reduce_scatter(tensor)
+        self._guard.note_return()
+        return result
 
     @as_one_call
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
         """See `Communicator.all_reduce`."""
         self._check("all_reduce", tensor)
-        return self._inner.all_reduce(tensor)
+        result = self._inner.all_reduce(tensor)
+        self._guard.note_return()
+        return result
 
     @as_one_call
     def all_to_all(self, tensor: torch.Tensor) -> torch.Tensor:
         """See `Communicator.all_to_all`."""
         self._check("all_to_all", tensor)
-        return self._inner.all_to_all(tensor)
+        result = self._inner.all_to_all(tensor)
+        self._guard.note_return()
+        return result
 
     @never_repeated
     def shift(self, tensor: torch.Tensor) -> Pending:
         """See `Communicator.shift`; held against the schedule when it begins."""
         self._check("shift", tensor)
-        return self._inner.shift(tensor)
+        result = self._inner.shift(tensor)
+        self._guard.note_return()
+        return result
 
     @never_repeated
     def send(self, tensor: torch.Tensor, target: int) -> None:
         """See `Communicator.send`."""
         self._check("send", tensor)
         self._inner.send(tensor, target)
+        self._guard.note_return()
 
     @never_repeated
     def receive(self, shape: Sequence[int], dtype: torch.dtype, source: int) -> torch.Tensor:
         """See `Communicator.receive`; held against the schedule as announced."""
         self._guard.check("receive", self._kind, shape, dtype)
-        return self._inner.receive(shape, dtype, source)
+        received = self._inner.receive(shape, dtype, source)
+        self._guard.note_return()
+        return received
 
     def set_deadline(self, deadline: float | None) -> None:
         """See `Communicator.set_deadline`."""

@@ -72,4 +72,5 @@ def _entries(
             prompt_logprobs=prompt if index == 0 else (),
             finite=token.finite,
             logits=token.logits,
+            is_barred=token.is_barred,
         )

@@ -34,6 +34,8 @@ class Drawn(NamedTuple):
     finite: bool
     logits: bytes | None
     """The raw row, little-endian in its own dtype, when asked for."""
+    is_barred: bool = False
+    """The row was finite, and what the request asks for left no token of it."""
 
 
 class RowSampler:
@@ -94,6 +96,7 @@ def _sample_row(row: torch.Tensor, spec: SampleSpec, best: int | None) -> Drawn:
         logprobs=logprobs,
         finite=token_id is not None,
         logits=_raw_bytes(row) if spec.return_logits else None,
+        is_barred=token_id is None and best is not None,
     )
 
 

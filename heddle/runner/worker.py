@@ -11,9 +11,11 @@ Ranks hold no request state, so any of them can be replaced.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 
 import torch
 
@@ -28,6 +30,7 @@ from heddle.comm.base import RankGroups, World
 from heddle.comm.counting import CollectiveCounts, count_groups
 from heddle.config.engine import ResolvedConfig
 from heddle.errors import PlanMismatch, UnsupportedError
+from heddle.faults.watch import RankWatch, phase_of
 from heddle.kernels.recording.cuda_graphs import CudaGraphApi
 from heddle.kernels.recording.graphs import Graphs
 from heddle.kernels.recording.player import Player
@@ -39,16 +42,22 @@ from heddle.models.adapters.slots import AdapterSlots
 from heddle.models.adapters.store import AdapterStore
 from heddle.models.layers.expert_group import ExpertGroup, ExpertLoad
 from heddle.models.registry import create_model
+from heddle.models.weights.manifest import check_manifest
 from heddle.models.weights.open import open_weights
 from heddle.models.weights.source import WeightSource
+from heddle.runner.damage import create_damage
 from heddle.runner.guard import ScheduleGuard, guard_groups
+from heddle.runner.kv_tags import KVTags
 from heddle.runner.results import collect_samples
 from heddle.runner.row_inputs import create_row_inputs
 from heddle.step.batch import GlobalBatch, RankReply, SampledToken
+from heddle.step.header import StepGate
 from heddle.step.localize import RankStep, localize
 from heddle.step.padding import pad_rows, unlike_reason
 from heddle.step.plan import StepPlan, plan
+from heddle.step.probe import NO_PROBE
 from heddle.step.schedule import collective_schedule
+from heddle.step.sketch import sketch_plan
 from heddle.step.topology import Topology
 
 COMPUTE_DEVICE = torch.device("cpu")
@@ -70,6 +79,7 @@ class RankWorker:
         *,
         source: WeightSource | None = None,
         device: torch.device = COMPUTE_DEVICE,
+        watch: RankWatch | None = None,
     ) -> None:
         """Load.
 
@@ -80,25 +90,37 @@ class RankWorker:
             on_progress: told (tensors loaded, tensors in all).
             source: of the weights; None: the checkpoint at `resolved.model_path`.
             device: of all tensors; a rank on `meta` is only weighed.
+            watch: told where this rank stands; None: nobody looks.
         """
+        self._watch = watch or RankWatch()
         self.topology = Topology.from_resolved(resolved)
         self.global_rank = global_rank
+        self._gate = StepGate(global_rank, resolved.epoch, self.topology.layout_id)
+        self._num_bad_rows = 0
         self.coord = self.topology.mesh.coord_of(global_rank)
-        self.guard = ScheduleGuard()
+        self.guard = ScheduleGuard(self._watch)
+        self._damage = create_damage(self._watch, self.topology.mesh.dcp_size)
         self._counts = CollectiveCounts()
         groups = count_groups(_form_groups(self.topology, world), self._counts)
         self.groups = guard_groups(groups, self.guard)
+        if self._damage is not None:
+            self.groups = self._damage.groups(self.groups)
+        self._watch.enter("load")
         self.dtype: torch.dtype = getattr(torch, resolved.dtype)
         self.device = device
         backend = self._create_backend(resolved)
+        if self._damage is not None:
+            backend = self._damage.backend(backend)
         kernels = create_kernels(resolved.kernels, resolved.num_threads)
+        if source is None:
+            source = _open_checked_weights(resolved, global_rank)
         self.experts = _create_experts(self.topology, self.groups)
         slots: list[AdapterSlots] = []
         self.model = create_model(
             resolved.model,
             self.topology.heads,
             self.coord.tp,
-            source or open_weights(resolved.model_path),
+            source,
             self.dtype,
             self.device,
             self.groups.tp,
@@ -112,6 +134,9 @@ class RankWorker:
         )
         self.adapters = AdapterStore(slots, self.dtype, device)
         self.store = self._create_store(resolved, kernels)
+        self._tags = (
+            KVTags(self.topology, global_rank, resolved.num_blocks) if resolved.debug_kv else None
+        )
         self.states = self._create_states(resolved)
         self.resources = AttentionResources(
             self.topology,
@@ -121,8 +146,14 @@ class RankWorker:
             self.coord.tp,
             self.states,
             kernels,
-            _create_recordings(resolved, backend, device),
+            None if self._fails_in_layers else _create_recordings(resolved, backend, device),
         )
+        self._watch.enter("warmup")
+
+    @property
+    def _fails_in_layers(self) -> bool:
+        """Some fault waits in a layer, where a step that is repeated would not pass by."""
+        return self._watch.injector is not None and self._watch.injector.reaches_layers
 
     def _create_backend(self, resolved: ResolvedConfig) -> AttentionBackend:
         """The backend, once it is known to serve this model; asked before any weight is read."""
@@ -176,7 +207,20 @@ class RankWorker:
         return self.topology.mesh.is_last_stage(self.global_rank)
 
     def execute(self, batch: GlobalBatch, digest: int, deadline: float | None = None) -> RankReply:
-        """Run one step.
+        """Run one step, if it is the next one of this rank; arguments as of `run_step`.
+
+        Raises:
+            PlanMismatch: it is another step, or of another life or layout, or this rank derives
+                another plan; raised before its first collective.
+        """
+        self._watch.begin_step(batch.step, phase_of(batch))
+        if self._damage is not None:
+            batch, digest = self._damage.received(batch, digest)
+        self._gate.admit(batch)
+        return self.run_step(batch, digest, deadline)
+
+    def run_step(self, batch: GlobalBatch, digest: int, deadline: float | None = None) -> RankReply:
+        """Run any step.
 
         Args:
             batch: the whole batch.
@@ -190,14 +234,18 @@ class RankWorker:
         if step_plan.digest != digest:
             raise PlanMismatch(
                 f"step {batch.step}: rank {self.global_rank} derives plan "
-                f"{step_plan.digest:#018x}, the driver announced {digest:#018x}; nothing was run"
+                f"{step_plan.digest:#018x}, the driver announced {digest:#018x}; nothing was run",
+                sketch=sketch_plan(step_plan, self.topology, self.global_rank),
             )
         for kind in GROUP_KINDS:
             self.groups.of(kind).set_deadline(deadline)
         step = localize(step_plan, self.topology, self.global_rank)
+        if self._damage is not None:
+            step = self._damage.placed(step)
         recordings = self.resources.recordings
         num_repeated = 0 if recordings is None else recordings.num_repeated
-        num_rows = self._num_rows(step_plan)
+        # What is recorded cannot be looked at.
+        num_rows = self._num_rows(step_plan) if batch.probe == NO_PROBE else None
         with torch.inference_mode():
             attention = RankAttention(step, self.resources, num_rows)
             sampled = self._run(step if num_rows is None else pad_rows(step, num_rows), attention)
@@ -206,7 +254,10 @@ class RankWorker:
             step=batch.step,
             digest=step_plan.digest,
             coverage=attention.coverage,
+            call_hashes=self.guard.call_hashes,
+            num_bad_rows=self._num_bad_rows,
             sampled=sampled,
+            probe=tuple(attention.probe),
             seconds=time.monotonic() - started,
             collectives=self._counts.take(),
             recordings=None if recordings is None else recordings.use_since(num_repeated),
@@ -220,11 +271,15 @@ class RankWorker:
         return recordings.num_rows(num_copy, partial(unlike_reason, step_plan, self.topology))
 
     def _run(self, step: RankStep, attention: RankAttention) -> tuple[SampledToken, ...]:
+        self._num_bad_rows = 0
         self._prepare(step.plan.batch)
-        self.guard.begin(collective_schedule(step.plan, self.topology, self.global_rank))
+        schedule = collective_schedule(step.plan, self.topology, self.global_rank)
+        self.guard.begin(schedule)
+        first_layer = self.topology.stage_layers(self.global_rank).start
+        self._watch.expect(schedule.layer_ends, first_layer)
         hidden = self.model.forward(
             create_row_inputs(step, self.topology.model, self.dtype),
-            attention,
+            attention if self._damage is None else self._damage.ops(attention, step),
             self._receive_hidden(step),
         )
         if not self.is_last_stage:
@@ -235,7 +290,14 @@ class RankWorker:
         self.guard.finish()
         if logits is None or not self.is_deciding:
             return ()
-        return collect_samples(step.plan.batch, logits)
+        return self._sample(step.plan.batch, logits)
+
+    def _sample(self, batch: GlobalBatch, logits: torch.Tensor) -> tuple[SampledToken, ...]:
+        self._watch.enter("sample")
+        if self._damage is None:
+            return collect_samples(batch, logits)
+        sampled = collect_samples(batch, self._damage.logits(batch, logits))
+        return self._damage.sampled(batch, sampled)
 
     def _receive_hidden(self, step: RankStep) -> torch.Tensor | None:
         """`[M, E]` from the stage before; None on the first."""
@@ -252,6 +314,8 @@ class RankWorker:
             self.adapters.change(change.slot, change.path)
         if self.states is not None:
             self.states.copy(batch.state_copies)
+        if self._tags is not None and batch.kv_debug is not None:
+            self.store.spoil(batch.kv_debug.freed_blocks)
         self.store.wipe(batch.wiped_blocks)
         places = [
             (
@@ -261,6 +325,8 @@ class RankWorker:
             for copy in batch.copies
         ]
         self.store.copy_blocks(batch.copies, places)
+        if self._tags is not None:
+            self._tags.begin_step(batch)
 
     def _logits(self, step_plan: StepPlan, hidden: torch.Tensor) -> torch.Tensor | None:
         """`[rows that feed sampling, vocabulary]` on PCP rank 0, in batch order; None elsewhere.
@@ -272,11 +338,25 @@ class RankWorker:
         if rows.num_rows == 0:
             return None
         picked = hidden.index_select(0, torch.tensor(rows.local_rows[self.coord.pcp]))
+        # The largest number of a row is NaN or inf where any is.
+        largest = torch.linalg.vector_norm(picked, ord=math.inf, dim=-1)
+        self._num_bad_rows = int((~largest.isfinite()).sum())
         if rows.crosses_pcp:
             picked = self.groups.pcp.all_gather(picked).flatten(0, 1)
         if self.coord.pcp != 0:
             return None
         return self.model.logits(picked.index_select(0, torch.tensor(rows.order)))
+
+
+def _open_checked_weights(resolved: ResolvedConfig, global_rank: int) -> WeightSource:
+    """The checkpoint, held to its manifest; with a named one, rank 0 sums up every file anew."""
+    named = resolved.weights_manifest
+    check_manifest(
+        Path(resolved.model_path),
+        None if named is None else Path(named),
+        trusts_memory=named is None or global_rank != 0,
+    )
+    return open_weights(resolved.model_path)
 
 
 def _create_recordings(

@@ -112,11 +112,23 @@ class AdapterChange(msgspec.Struct, frozen=True, kw_only=True):
     """Folder of the adapter; None: the slot is emptied."""
 
 
+class KVDebug(msgspec.Struct, frozen=True, kw_only=True):
+    """What ranks that look before they read need to know; see `heddle.step.kv_words`."""
+
+    freed_blocks: tuple[int, ...]
+    """Without an owner or content since the step before: filled with NaN first, in this step."""
+    words: tuple[bytes, ...]
+    """For each request: `[C + q]` words of 64 bits, one for every position."""
+
+
 class GlobalBatch(msgspec.Struct, frozen=True, kw_only=True):
     """Everything a step depends on."""
 
     epoch: int
     step: int
+    """Of this replica within the epoch, without gaps."""
+    layout_id: int = 0
+    """Of ranks that the step is for; see `heddle.step.identity`."""
     requests: tuple[ScheduledRequest, ...]
     copies: tuple[BlockCopy, ...] = ()
     wiped_blocks: tuple[int, ...] = ()
@@ -125,6 +137,10 @@ class GlobalBatch(msgspec.Struct, frozen=True, kw_only=True):
     """Snapshots taken and resumed, in this order."""
     adapter_changes: tuple[AdapterChange, ...] = ()
     """In this order, on all ranks."""
+    kv_debug: KVDebug | None = None
+    """Only with `debug_kv`."""
+    probe: int = -1
+    """Id of the request whose numbers are looked at, see `heddle.step.probe`; -1: none."""
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True):
@@ -152,6 +168,8 @@ class SampledToken(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """False: NaN or inf in the logits; the request fails, others go on."""
     logits: bytes | None = None
     """Raw row, little-endian in the compute dtype, when asked for."""
+    is_barred: bool = False
+    """All logits were finite, and the request itself permitted no token; `finite` is False."""
 
 
 class CollectiveTotal(msgspec.Struct, frozen=True, array_like=True):
@@ -187,6 +205,12 @@ class RankReply(msgspec.Struct, frozen=True, kw_only=True):
     """Per cache group: sum modulo 2**64 of a mix of (request, position, slot) over the KV rows that
     this rank wrote.
     """
+    call_hashes: dict[GroupKind, int] = {}
+    """Of the collectives that this rank made in the step, in their order, by kind of group; members
+    of a group have equal ones. Groups of one make none.
+    """
+    num_bad_rows: int = 0
+    """Rows with NaN or inf among those that this rank handed to the head."""
     sampled: tuple[SampledToken, ...] = ()
     """Filled by the deciding rank alone."""
     seconds: float = 0.0
@@ -194,3 +218,7 @@ class RankReply(msgspec.Struct, frozen=True, kw_only=True):
     """By kind of call; kinds that the step did not need are left out."""
     recordings: RecordingUse | None = None
     """None: this rank keeps none."""
+    probe: tuple[tuple[int, bytes], ...] = ()
+    """(layer, `[lanes, Dv]` in the compute dtype): what attention gave for the row that is looked
+    at, of the attention layers of this rank's stage; empty on ranks without the row.
+    """

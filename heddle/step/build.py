@@ -10,6 +10,7 @@ from heddle.scheduler.request import Request
 from heddle.step.batch import (
     AdapterChange,
     GlobalBatch,
+    KVDebug,
     SampleSpec,
     ScheduledRequest,
     StateCopy,
@@ -17,6 +18,7 @@ from heddle.step.batch import (
 )
 from heddle.step.draw_params import DrawParams
 from heddle.step.packed import pack_table
+from heddle.step.probe import NO_PROBE
 from heddle.step.topology import Topology
 
 BadWordIds = tuple[tuple[int, ...], ...]
@@ -33,6 +35,8 @@ def build_batch(
     bad_words: Mapping[int, BadWordIds],
     grammar_masks: Mapping[int, bytes] = _NO_MASKS,
     adapter_changes: Sequence[AdapterChange] = (),
+    probe: int = NO_PROBE,
+    kv_debug: KVDebug | None = None,
 ) -> GlobalBatch:
     """Describe a step as plain data; nothing in it is local to a rank.
 
@@ -47,16 +51,20 @@ def build_batch(
         grammar_masks: ids that may be drawn next, by request id, of those that follow a grammar and
             sample in this step.
         adapter_changes: made by all ranks before they compute.
+        probe: id of a request whose numbers are looked at.
+        kv_debug: for ranks that look before they read.
     """
     return GlobalBatch(
         epoch=epoch,
         step=step,
+        layout_id=topology.layout_id,
         requests=tuple(
             _describe(
                 part,
                 topology,
                 bad_words.get(part.request.request_id, ()),
                 grammar_masks.get(part.request.request_id, b""),
+                is_probed=part.request.request_id == probe,
             )
             for part in scheduled.parts
         ),
@@ -66,11 +74,18 @@ def build_batch(
             StateCopy(source=source, target=target) for source, target in scheduled.state_copies
         ),
         adapter_changes=tuple(adapter_changes),
+        probe=probe,
+        kv_debug=kv_debug,
     )
 
 
 def _describe(
-    part: ScheduledPart, topology: Topology, bad_words: BadWordIds, grammar_mask: bytes
+    part: ScheduledPart,
+    topology: Topology,
+    bad_words: BadWordIds,
+    grammar_mask: bytes,
+    *,
+    is_probed: bool,
 ) -> ScheduledRequest:
     request = part.request
     start = part.num_computed_tokens
@@ -87,7 +102,8 @@ def _describe(
         start_rank=request.blocks.start_rank,
         layout_fingerprint=_fingerprint(part, topology),
         samples=tuple(
-            _spec(part, row, bad_words, grammar_mask) for row in range(part.num_sampled_rows)
+            _spec(part, row, bad_words, grammar_mask, is_probed and row == 0)
+            for row in range(part.num_sampled_rows)
         ),
         state=_state_use(part),
         # Row i of the part predicts position start + i + 1, as long as the prompt holds it.
@@ -123,7 +139,9 @@ def _seen(request: Request) -> tuple[int, ...]:
     return tuple(request.prompt_token_ids[request.num_embedded_tokens :])
 
 
-def _spec(part: ScheduledPart, row: int, bad_words: BadWordIds, grammar_mask: bytes) -> SampleSpec:
+def _spec(
+    part: ScheduledPart, row: int, bad_words: BadWordIds, grammar_mask: bytes, is_probed: bool
+) -> SampleSpec:
     """How to draw the token after the first `row` drafts, as if they were outputs; a mask is that
     of the first row, so a request with one has no drafts.
     """
@@ -146,5 +164,5 @@ def _spec(part: ScheduledPart, row: int, bad_words: BadWordIds, grammar_mask: by
         bad_word_ids=bad_words,
         grammar_mask=grammar_mask,
         forced_token_id=request.teacher[position] if is_forced else None,
-        return_logits=request.return_logits,
+        return_logits=request.return_logits or is_probed,
     )

@@ -14,28 +14,75 @@ from heddle.step.batch import GlobalBatch
 from heddle.step.packed import packed_length, packed_part, unpack_table
 from heddle.step.topology import Topology
 
+IntArray = npt.NDArray[np.int64]
+
 _MASK = (1 << 64) - 1
+_REQUEST, _POSITION, _SLOT = 0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9
+_FIRST, _SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+_MAX_SLOT = 1 << 40
+"""Far above any pool, and so far below 2**64 that no other word reads as a slot by chance."""
 
 
-def mix(
-    request: npt.NDArray[np.int64] | int,
-    position: npt.NDArray[np.int64],
-    slot: npt.NDArray[np.int64],
-) -> int:
-    """Sum over rows of a 64-bit finaliser of (request, position, slot), modulo 2**64.
+def mix(request: IntArray | int, position: IntArray, slot: IntArray) -> int:
+    """Sum over rows of a 64-bit finaliser of (request, position, slot), modulo 2**64."""
+    with np.errstate(over="ignore"):
+        return int(mix_rows(request, position, slot).sum(dtype=np.uint64)) & _MASK
+
+
+def mix_rows(request: IntArray | int, position: IntArray, slot: IntArray) -> npt.NDArray[np.uint64]:
+    """The word of each row.
 
     Source: the splitmix64 finaliser, applied to a linear combination with odd constants.
     """
     with np.errstate(over="ignore"):
-        word = (
-            np.asarray(request).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-            + position.astype(np.uint64) * np.uint64(0xC2B2AE3D27D4EB4F)
-            + slot.astype(np.uint64) * np.uint64(0x165667B19E3779F9)
+        word: npt.NDArray[np.uint64] = (
+            np.asarray(request).astype(np.uint64) * np.uint64(_REQUEST)
+            + position.astype(np.uint64) * np.uint64(_POSITION)
+            + slot.astype(np.uint64) * np.uint64(_SLOT)
         )
-        word = (word ^ (word >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        word = (word ^ (word >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        word = (word ^ (word >> np.uint64(30))) * np.uint64(_FIRST)
+        word = (word ^ (word >> np.uint64(27))) * np.uint64(_SECOND)
         word ^= word >> np.uint64(31)
-        return int(word.sum(dtype=np.uint64)) & _MASK
+        return word
+
+
+def describe_stray(difference: int, request: IntArray, position: IntArray, slot: IntArray) -> str:
+    """What one wrong write of a rank makes of its sum, in words; empty where no single one does.
+
+    Each step of the finaliser can be undone, so the slot that a row went to can be read off the
+    sum, although the sum names none.
+
+    Args:
+        difference: the rank's sum less the one that was due, modulo 2**64.
+        request, position, slot: of the rows that were due on the rank, `[rows]`.
+    """
+    with np.errstate(over="ignore"):
+        words = mix_rows(request, position, slot)
+        found = _slots_of(words + np.uint64(difference), request, position)
+    for index in range(len(words)):
+        row = f"position {position[index]} of request {request[index]}"
+        if int(words[index]) == -difference & _MASK:
+            return f"{row} was not written"
+        if int(words[index]) == difference:
+            return f"{row} was written twice"
+        if int(found[index]) < _MAX_SLOT:
+            return f"{row} went to slot {found[index]} instead of {slot[index]}"
+    return ""
+
+
+def _slots_of(
+    words: npt.NDArray[np.uint64], request: IntArray, position: IntArray
+) -> npt.NDArray[np.uint64]:
+    """The slots that give these words, `mix_rows` read backwards."""
+    word = words ^ (words >> np.uint64(31)) ^ (words >> np.uint64(62))
+    word = word * np.uint64(pow(_SECOND, -1, 1 << 64))
+    word = word ^ (word >> np.uint64(27)) ^ (word >> np.uint64(54))
+    word = word * np.uint64(pow(_FIRST, -1, 1 << 64))
+    word = word ^ (word >> np.uint64(30)) ^ (word >> np.uint64(60))
+    rest = request.astype(np.uint64) * np.uint64(_REQUEST)
+    rest = rest + position.astype(np.uint64) * np.uint64(_POSITION)
+    slots: npt.NDArray[np.uint64] = (word - rest) * np.uint64(pow(_SLOT, -1, 1 << 64))
+    return slots
 
 
 def expected_coverage(batch: GlobalBatch, topology: Topology) -> tuple[int, ...]:

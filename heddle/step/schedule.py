@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 
 from heddle.step.exchanges import ExchangeSizes, describe, new_rows_gather
 from heddle.step.experts import expert_calls
@@ -30,6 +31,11 @@ class Schedule:
     layers: tuple[tuple[Collective, ...], ...]
     """One entry per layer of the rank's stage."""
     epilogue: tuple[Collective, ...]
+
+    @property
+    def layer_ends(self) -> tuple[int, ...]:
+        """Calls before the first layer, and before the end of each layer."""
+        return tuple(accumulate(map(len, self.layers), initial=len(self.prologue)))
 
     def __iter__(self) -> Iterator[Collective]:
         yield from self.prologue

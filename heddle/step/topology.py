@@ -18,6 +18,7 @@ from heddle.layout.kv import KVLayout
 from heddle.layout.mesh import Mesh
 from heddle.layout.recurrent_heads import RecurrentLayout
 from heddle.step.batch import ScheduledRequest
+from heddle.step.identity import layout_id
 from heddle.step.placement import Placed, place_rows
 
 RowPolicy = Callable[[Sequence[ScheduledRequest], "Topology"], Placed]
@@ -52,6 +53,8 @@ class Topology:
     """`Y`: canonical lanes of a merge; None: one per rank."""
     decode_row_sharding: str = "auto"
     costs: LinkCosts = field(default_factory=LinkCosts)
+    layout_id: int = 0
+    """Of everything that ranks have in common; see `heddle.step.identity`."""
     row_policy: RowPolicy = place_rows
 
     @classmethod
@@ -86,6 +89,7 @@ class Topology:
             lanes=parallel.cp_lanes,
             decode_row_sharding=parallel.decode_row_sharding,
             costs=resolved.link_costs,
+            layout_id=layout_id(resolved),
         )
 
     @cached_property

@@ -165,3 +165,33 @@ def test_a_skipped_call_is_reported_at_the_end() -> None:
         guard.finish()
 
     assert run_calls(body) == [-2, -2]
+
+
+def hashes_of(calls: list[Collective], schedule: list[Collective] | None = None) -> dict[str, int]:
+    guard = ScheduleGuard()
+    guard.begin(schedule or calls)
+    for call in calls:
+        guard.check(call.op, call.group, call.shape, getattr(torch, call.dtype))  # type: ignore[arg-type]
+    guard.finish()
+    return dict(guard.call_hashes)
+
+
+def test_a_hash_tells_order_and_sizes_of_a_group_s_calls_and_of_no_other() -> None:
+    first = Collective("all_gather", "dcp", (2, 3), "float32")
+    second = Collective("all_reduce", "dcp", (4,), "float32")
+    other = Collective("all_reduce", "tp", (4,), "float32")
+    usual = hashes_of([first, second, other])
+    assert hashes_of([other, first, second]) == usual
+    assert hashes_of([second, first, other])["dcp"] != usual["dcp"]
+    assert hashes_of([first._replace(dtype="int32"), second, other])["dcp"] != usual["dcp"]
+    assert hashes_of([first, second, other, other])["tp"] != usual["tp"]
+    assert hashes_of([first, second]) == {"dcp": usual["dcp"]}
+    assert usual["dcp"] == 0xBE8333E645FE9745  # the same in every process and on every host
+
+
+def test_a_size_that_the_plan_leaves_open_counts_as_it_was() -> None:
+    scheduled = [Collective("all_to_all", "ep", (None, 4), "float32")]
+    found = [
+        hashes_of([Collective("all_to_all", "ep", (n, 4), "float32")], scheduled) for n in (2, 3)
+    ]
+    assert found[0] != found[1]

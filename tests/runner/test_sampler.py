@@ -47,6 +47,7 @@ def test_row_that_is_not_finite_fails_alone(bad: float) -> None:
     first, second, third = sample(logits, specs)
     assert (first.token_id, first.finite) == (0, True)
     assert (second.token_id, second.finite, second.logprobs) == (None, False, None)
+    assert not second.is_barred
     assert (third.token_id, third.finite) == (4, True)
 
 
@@ -56,6 +57,7 @@ def test_row_without_any_permitted_token_fails() -> None:
     found = sample(torch.zeros(3, 5), [nothing, drawn, GREEDY])
     assert [d.token_id for d in found] == [None, None, 0]
     assert [d.finite for d in found] == [False, False, True]
+    assert [d.is_barred for d in found] == [True, True, False]
 
 
 def plain_draw(row: list[float], temperature: float, u: float) -> int:

@@ -66,7 +66,7 @@ def test_the_wire_carries_exactly_the_scheduled_calls(folder: Path) -> None:
     def body(worker: RankWorker, world: TracingWorld) -> int:
         batch = make_batch(worker)
         step_plan = plan(batch, worker.topology)
-        worker.execute(batch, step_plan.digest)
+        worker.run_step(batch, step_plan.digest)
         due = list(collective_schedule(step_plan, worker.topology, world.global_rank))
         made = [
             (record.op, record.kind, record.shape, str(record.dtype).removeprefix("torch."))
@@ -82,7 +82,7 @@ def test_the_wire_carries_exactly_the_scheduled_calls(folder: Path) -> None:
 def test_only_one_rank_decides(folder: Path) -> None:
     def body(worker: RankWorker, world: TracingWorld) -> RankReply:
         batch = make_batch(worker)
-        return worker.execute(batch, plan(batch, worker.topology).digest)
+        return worker.run_step(batch, plan(batch, worker.topology).digest)
 
     replies = on_ranks(resolve_case(folder, Case(sizes=(2, 2, 2))), body)
     assert [len(reply.sampled) for reply in replies] == [1, 0, 0, 0]  # type: ignore[attr-defined]
@@ -98,7 +98,7 @@ def test_a_changed_message_is_refused_before_any_collective(folder: Path) -> Non
         )
         damaged = msgspec.structs.replace(batch, requests=(request,))
         with pytest.raises(PlanMismatch, match="nothing was run") as caught:
-            worker.execute(damaged, digest)
+            worker.run_step(damaged, digest)
         return len(world.trace.records), str(caught.value)
 
     found = on_ranks(resolve_case(folder, Case(sizes=(1, 2, 2))), body)
@@ -120,7 +120,7 @@ def test_a_sequence_of_another_layout_is_refused(folder: Path, change: dict[str,
 
     def body(worker: RankWorker, world: TracingWorld) -> int:
         with pytest.raises(LayoutMismatch, match="request 3 carries KV layout fingerprint"):
-            worker.execute(foreign, 0)  # type: ignore[arg-type]
+            worker.run_step(foreign, 0)  # type: ignore[arg-type]
         return len(world.trace.records)
 
     assert on_ranks(resolve_case(folder, here), body) == [0, 0]
@@ -146,9 +146,9 @@ def test_nan_in_one_request_is_reported_and_leaves_its_neighbour(folder: Path) -
             layer.fill_(0.25)
         batch = GlobalBatch(epoch=0, step=0, requests=decodes)
         digest = plan(batch, worker.topology).digest
-        clean = worker.execute(batch, digest)
+        clean = worker.run_step(batch, digest)
         worker.store.tensors[1][4] = torch.nan  # block 1, first row: position 0 or 1 of request 3
-        spoilt = worker.execute(batch, digest)
+        spoilt = worker.run_step(batch, digest)
         return [
             (token.request_id, token.finite, token.token_id)
             for reply in (clean, spoilt)
@@ -187,7 +187,7 @@ def test_rows_for_prompt_logprobs_cross_the_pcp_group(folder: Path) -> None:
             request, prompt_logprob_targets=request.token_ids[1:], num_prompt_logprobs=2
         )
         batch = msgspec.structs.replace(batch, requests=(asked,))
-        reply = worker.execute(batch, plan(batch, worker.topology).digest)
+        reply = worker.run_step(batch, plan(batch, worker.topology).digest)
         return [found.logprob for token in reply.sampled for found in token.prompt_logprobs]
 
     alone = on_ranks(resolve_case(folder, Case(block_size=16)), body)[0]

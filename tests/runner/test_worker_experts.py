@@ -65,7 +65,7 @@ def run(resolved: ResolvedConfig, batches: list[tuple[int, ...]]) -> list[Found]
         worker = RankWorker(resolved, world.global_rank, world)
         batch = batch_of(worker, batches[worker.coord.dp])
         step_plan = plan(batch, worker.topology)
-        reply = worker.execute(batch, step_plan.digest)
+        reply = worker.run_step(batch, step_plan.digest)
         due = list(collective_schedule(step_plan, worker.topology, world.global_rank))
         records = world.trace.records
         assert len(records) == len(due)

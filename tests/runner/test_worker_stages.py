@@ -66,7 +66,7 @@ def run(resolved: ResolvedConfig, num_rows: int) -> dict[int, list[int | None]]:
         worker = RankWorker(resolved, world.global_rank, world)
         batch = prompt_batch(worker, num_rows)
         step_plan = plan(batch, worker.topology)
-        reply = worker.execute(batch, step_plan.digest)
+        reply = worker.run_step(batch, step_plan.digest)
         due = list(collective_schedule(step_plan, worker.topology, world.global_rank))
         made = [
             (record.op, record.kind, record.shape, str(record.dtype).removeprefix("torch."))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
-from heddle.step.coverage import expected_coverage, mix
+from heddle.step.coverage import describe_stray, expected_coverage, mix
 from heddle.step.local_group import localize_group
 from heddle.step.localize import localize
 from heddle.step.plan import plan
@@ -41,3 +43,35 @@ def test_a_lost_doubled_or_misplaced_row_changes_the_sum() -> None:
 def test_the_sum_does_not_depend_on_order() -> None:
     positions = np.arange(8, dtype=np.int64)
     assert mix(7, positions[::-1].copy(), positions[::-1].copy()) == mix(7, positions, positions)
+
+
+ROWS = (np.full(6, 7), np.arange(6) + 3, np.arange(6) * 5 + 2)
+
+
+def difference(request: np.ndarray, position: np.ndarray, slot: np.ndarray) -> int:
+    """Of a sum over these rows from the one that was due."""
+    return (mix(request, position, slot) - mix(*ROWS)) % 2**64
+
+
+@given(st.integers(0, 5), st.integers(0, 1 << 30))
+def test_the_slot_that_a_row_went_to_is_read_off_the_sum(row: int, slot: int) -> None:
+    wrong = ROWS[2].copy()
+    wrong[row] = slot
+    assume(slot != ROWS[2][row])
+    found = describe_stray(difference(ROWS[0], ROWS[1], wrong), *ROWS)
+    assert found == f"position {row + 3} of request 7 went to slot {slot} instead of {row * 5 + 2}"
+
+
+@pytest.mark.parametrize("row", range(6))
+def test_rows_that_are_lost_or_doubled_are_named(row: int) -> None:
+    lost = [np.delete(values, row) for values in ROWS]
+    doubled = [np.append(values, values[row]) for values in ROWS]
+    place = f"position {row + 3} of request 7"
+    assert describe_stray(difference(*lost), *ROWS) == f"{place} was not written"
+    assert describe_stray(difference(*doubled), *ROWS) == f"{place} was written twice"
+
+
+def test_two_errors_at_once_are_not_guessed_at() -> None:
+    wrong = ROWS[2].copy()
+    wrong[[1, 4]] = wrong[[4, 1]]
+    assert describe_stray(difference(ROWS[0], ROWS[1], wrong), *ROWS) == ""

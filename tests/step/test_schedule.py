@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -34,6 +35,20 @@ def test_members_of_a_group_hold_equal_schedules(
             calls = [[call for call in schedules[rank] if call.group == kind] for rank in group]
             assert all(other == calls[0] for other in calls)
             assert len(group) > 1 or not calls[0]
+
+
+@given(topologies(), request_lengths)
+def test_a_call_is_found_again_by_where_its_layer_ends(
+    topology: Topology, lengths: list[tuple[int, int]]
+) -> None:
+    schedule = collective_schedule(plan(make_batch(topology, lengths), topology), topology, 0)
+    calls, ends = list(schedule), schedule.layer_ends
+    assert tuple(calls[: ends[0]]) == schedule.prologue
+    pairs = list(zip(pairwise(ends), schedule.layers, strict=True))
+    assert len(pairs) == topology.model.num_layers
+    for (start, end), layer in pairs:
+        assert tuple(calls[start:end]) == layer
+    assert tuple(calls[ends[-1] :]) == schedule.epilogue
 
 
 def test_an_empty_rank_and_a_rank_without_context_still_join() -> None:

@@ -10,8 +10,10 @@ elements of a rotary pair side by side. Row `(head, pair, half)` of the file is 
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -90,8 +92,9 @@ class GgufSource:
             other = self._stored[checkpoint_name(name)]
             if other != name:
                 raise ModelFileError(f"{header.path}: {name} and {other} are one tensor")
-        for name, tensor in header.tensors.items():
-            _check_extent(header, name, tensor)
+        _check_overlap(
+            header, {name: _extent(header, name, x) for name, x in header.tensors.items()}
+        )
         self._file = MappedFile(header.path)
         self._bytes = np.frombuffer(self._file.buffer, dtype=np.uint8)
         self._paired_head_dim = _paired_head_dim(Fields(header.path, header.entries))
@@ -177,7 +180,13 @@ def _dequantize(stored: npt.NDArray[np.uint8], kind: Any) -> npt.NDArray[np.floa
     return values.reshape(shape)
 
 
-def _check_extent(header: GgufHeader, name: str, tensor: GgufTensor) -> None:
+def _extent(header: GgufHeader, name: str, tensor: GgufTensor) -> Span:
+    """Bytes of the file that hold a tensor, in Python's integers, which have no end.
+
+    Raises:
+        ModelFileError: the file ends before them.
+        UnsupportedError: the tensor is of a form that is not read.
+    """
     try:
         kind = gguf.GGMLQuantizationType(tensor.type_id)
     except ValueError:
@@ -190,10 +199,10 @@ def _check_extent(header: GgufHeader, name: str, tensor: GgufTensor) -> None:
         )
     block, block_bytes = gguf.GGML_QUANT_SIZES[kind]
     num_cols = tensor.shape[-1] if len(tensor.shape) > 1 else 1
-    if len(tensor.shape) > 2 or num_cols % block:
+    if len(tensor.shape) not in (1, 2) or num_cols % block or 0 in tensor.shape:
         raise UnsupportedError(
             f"{header.path}: {name} has shape {tensor.shape} in blocks of {block}; "
-            "vectors, and matrices whose rows are whole blocks, are read"
+            "vectors, and matrices whose rows are whole blocks, are read, none of them empty"
         )
     num_bytes = math.prod(tensor.shape) // block * block_bytes
     if tensor.offset + num_bytes > header.size_bytes:
@@ -201,6 +210,15 @@ def _check_extent(header: GgufHeader, name: str, tensor: GgufTensor) -> None:
             f"{header.path}: is truncated; {name} needs {num_bytes} bytes from byte "
             f"{tensor.offset}, the file has {header.size_bytes} bytes"
         )
+    return tensor.offset, tensor.offset + num_bytes
+
+
+def _check_overlap(header: GgufHeader, extents: Mapping[str, Span]) -> None:
+    """Refuse tensors that share bytes: one of the two offsets is damaged."""
+    in_order = sorted((span, name) for name, span in extents.items() if span[1] > span[0])
+    for (span, name), (following, other) in itertools.pairwise(in_order):
+        if following[0] < span[1]:
+            raise ModelFileError(f"{header.path}: {name} and {other} overlap in the file")
 
 
 def _paired_head_dim(fields: Fields) -> int | None:

@@ -13,6 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from heddle.errors import ModelFileError, UnsupportedError
+from heddle.models.config_fields import check_is_file
 from heddle.models.weights.mapped_file import MappedFile
 from heddle.models.weights.safetensors_header import StoredInfo, read_header
 from heddle.models.weights.source import Span
@@ -42,12 +43,16 @@ class SafetensorsFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        check_is_file(path)
         try:
+            path.open("rb").close()  # the library calls missing whatever it cannot open
             with safe_open(str(path), framework="pt", device="cpu"):
                 pass
             self._file = MappedFile(path)
         except FileNotFoundError as error:
             raise ModelFileError(f"{path}: is missing; the index names it") from error
+        except PermissionError as error:
+            raise ModelFileError(f"{path}: cannot be read ({error.strerror})") from error
         except (OSError, ValueError, SafetensorError) as error:
             raise ModelFileError(f"{path}: is not a whole safetensors file ({error})") from error
         self.tensors = read_header(path)

@@ -90,7 +90,7 @@ class SafetensorsSource:
         section = Fields(index, read_json_object(index)).section("weight_map")
         if section is None:
             raise ModelFileError(f"{index}: weight_map is missing; it is required")
-        paths = {name: self._folder / section.text(name) for name in section}
+        paths = {name: self._folder / section.file_name(name) for name in section}
         files = {path: self._open(path) for path in paths.values()}
         for name, path in paths.items():
             if name not in files[path].tensors:

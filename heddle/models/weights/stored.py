@@ -6,13 +6,13 @@ described.
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
 from heddle.errors import ModelFileError
+from heddle.models.config_fields import Fields, read_json_object
 from heddle.models.gguf_header import read_gguf_header
 from heddle.models.weights.safetensors_header import INDEX_NAME, read_header
 
@@ -49,7 +49,7 @@ def describe_stored(path: Path) -> StoredWeights:
     num_tensors = 0
     names = _file_names(path)
     for name in names:
-        if not (path / name).is_file():
+        if not _is_file(path / name):
             continue
         files.append(path / name)
         try:
@@ -66,18 +66,27 @@ def describe_stored(path: Path) -> StoredWeights:
         num_bytes=sum(file.stat().st_size for file in files),
         num_tensors=num_tensors,
         type_bytes=dict(types.most_common()),
-        missing_files=tuple(name for name in names if not (path / name).is_file()),
+        missing_files=tuple(name for name in names if not _is_file(path / name)),
         unreadable_files=tuple(unreadable),
     )
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a name longer than any file's
+        return False
 
 
 def _file_names(folder: Path) -> list[str]:
     """Files that the index names, else all that are there."""
     try:
-        index = json.loads((folder / INDEX_NAME).read_text(encoding="utf-8"))
-        return sorted({str(name) for name in index["weight_map"].values()})
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return sorted(file.name for file in folder.glob("*.safetensors"))
+        index = Fields(folder / INDEX_NAME, read_json_object(folder / INDEX_NAME))
+        section = index.section("weight_map")
+        names = {section.file_name(name) for name in section or ()} if section else set()
+    except ModelFileError:
+        names = set()
+    return sorted(names or {file.name for file in folder.glob("*.safetensors")})
 
 
 def _describe_gguf(path: Path) -> StoredWeights:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -51,3 +53,16 @@ def test_what_is_no_such_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "c.safetensors").write_bytes(b"\xff" * 100)
     with pytest.raises(ModelFileError, match=r"c\.safetensors: is not a whole safetensors file"):
         SafetensorsFile(tmp_path / "c.safetensors")
+
+
+def test_a_file_that_may_not_be_read_is_not_called_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    path = tmp_path / "model.safetensors"
+    path.touch()
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(ModelFileError, match=r"model\.safetensors: cannot be read \(Permission"):
+        SafetensorsFile(path)
