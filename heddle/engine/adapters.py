@@ -61,10 +61,15 @@ class AdapterTable:
         self._find = find
         self._loaded: dict[str, LoadedAdapter] = {}
         self._num_loaded = 0
-        self.first_changes = tuple(
-            self._add(name, path) for name, path in self._config.lora_modules
+        for name, path in self._config.lora_modules:
+            self._add(name, path)
+
+    @property
+    def present_changes(self) -> tuple[AdapterChange, ...]:
+        """For the first step of ranks that hold no adapter yet."""
+        return tuple(
+            AdapterChange(slot=adapter.slot, path=adapter.path) for adapter in self._loaded.values()
         )
-        """For the first step of every replica."""
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -87,7 +87,7 @@ class Answer:
         if sampled.logprobs is not None:
             self.logprobs.append(position_logprobs(sampled.logprobs, self.tokenizer))
             self.cumulative_logprob += sampled.logprobs.logprob
-        if sampled.logits is not None:
+        if sampled.logits is not None and self.returns_logits:
             self.logits.append(sampled.logits)
         text, stop = self._assemble(sampled.token_id, finish_reason)
         self.text += text

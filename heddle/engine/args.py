@@ -10,6 +10,7 @@ from typing import Any
 
 from heddle.config import AdapterConfig, CacheConfig, EngineConfig, ParallelConfig, SchedulerConfig
 from heddle.config.adapters import adapter_modules
+from heddle.config.faults import fault_rules
 from heddle.config.overrides import overrides_text
 from heddle.config.speculative import speculative_config
 from heddle.errors import ConfigError
@@ -81,6 +82,7 @@ def engine_config(model: str | os.PathLike[str], **arguments: Any) -> EngineConf
         adapters["lora_modules"] = adapter_modules(adapters["lora_modules"])
     own_arguments = sorted_arguments[""]
     own_arguments["hf_overrides"] = overrides_text(own_arguments.get("hf_overrides"))
+    own_arguments["faults"] = fault_rules(own_arguments.get("faults"))
     own_arguments["speculative"] = speculative_config(own_arguments.get("speculative"))
     return EngineConfig(
         model=path,

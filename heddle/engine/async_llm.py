@@ -28,6 +28,8 @@ from heddle.errors import HeddleError, RankFailed, RequestError
 from heddle.scheduler.progress import Progress
 
 _Command = Callable[[], None]
+LOOK_SECONDS = 0.04
+"""Between two looks at ranks that have nothing to do."""
 
 
 class Stream:
@@ -221,10 +223,14 @@ class AsyncLLM:
     def _obey(self) -> bool:
         """Carry out what was asked for; without open requests, wait for something. False: close."""
         while True:
+            has_work = self._has_work
             try:
-                command = self._commands.get(block=not self._has_work)
+                command = self._commands.get(block=not has_work, timeout=LOOK_SECONDS)
             except queue.Empty:
-                return True
+                if has_work:
+                    return True
+                self.driver.check_ranks()
+                continue
             if command is None:
                 return False
             command()

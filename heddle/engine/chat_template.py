@@ -1,7 +1,8 @@
 """Chat messages to prompt text, by the model's own template.
 
 Templates are code from a model's files. They run in a sandbox that forbids attribute tricks and
-mutation, and see plain data only.
+mutation, and see plain data only. The sandbox limits neither time nor memory, so a server renders
+in helper processes (`template_helper`); whoever loads a model in his own process renders there.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from datetime import datetime
 from typing import Any
 
 import jinja2
+import msgspec
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -22,6 +24,21 @@ _END_MARK = "\ue000heddle-continue\ue000"
 """Put behind the last message to find its end in the rendered text; private-use characters."""
 
 Message = Mapping[str, Any]
+
+
+class Conversation(msgspec.Struct, frozen=True, kw_only=True):
+    """What a template is given, and how its text is to end."""
+
+    messages: Sequence[Any]
+    """Role and content (text, or a list of text parts) of each turn, oldest first."""
+    add_generation_prompt: bool = True
+    """End with the opening of the assistant's turn."""
+    continue_final_message: bool = False
+    """End inside the last message, so that the answer goes on there."""
+    tools: Sequence[Any] | None = None
+    """JSON schemas for templates that describe tools."""
+    extra: Mapping[str, Any] = {}
+    """Further variables."""
 
 
 class ChatTemplate:
@@ -42,53 +59,56 @@ class ChatTemplate:
         except jinja2.TemplateError as error:
             raise RequestError(f"the chat template cannot be read: {error}", _CODE) from error
 
-    def render(
-        self,
-        messages: Sequence[Message],
-        *,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        extra: Mapping[str, Any] | None = None,
-    ) -> str:
+    def render(self, conversation: Conversation, max_characters: int | None = None) -> str:
         """Render one conversation.
 
         Args:
-            messages: role and content (text, or a list of text parts) of each turn, oldest first.
-            add_generation_prompt: end with the opening of the assistant's turn.
-            continue_final_message: end inside the last message, so that the answer goes on there.
-            tools: JSON schemas for templates that describe tools.
-            extra: further variables.
+            conversation: what is said, and how the text is to end.
+            max_characters: of the text; None: any number.
         Raises:
-            RequestError: no messages, both endings asked for, or the template refuses.
+            RequestError: no messages, both endings asked for, too long a text, or the template
+                refuses.
         """
-        if add_generation_prompt and continue_final_message:
+        if conversation.add_generation_prompt and conversation.continue_final_message:
             raise RequestError(
                 "add_generation_prompt and continue_final_message are both true; choose one", _CODE
             )
-        turns = [_plain_message(message) for message in messages]
+        turns = [_plain_message(message) for message in conversation.messages]
         if not turns:
             raise RequestError("messages=[] is not legal; a conversation has at least one message")
-        if continue_final_message:
+        if conversation.continue_final_message:
             turns[-1]["content"] += _END_MARK
         text = self._render(
             {
                 **self._special_tokens,
                 "documents": None,
-                **_plain(extra or {}),
+                **_plain(conversation.extra),
                 "messages": turns,
-                "tools": _plain(tools) if tools else None,
-                "add_generation_prompt": add_generation_prompt,
-            }
+                "tools": _plain(conversation.tools) if conversation.tools else None,
+                "add_generation_prompt": conversation.add_generation_prompt,
+            },
+            max_characters,
         )
-        return _cut_at_mark(text) if continue_final_message else text
+        return _cut_at_mark(text) if conversation.continue_final_message else text
 
-    def _render(self, variables: dict[str, Any]) -> str:
+    def _render(self, variables: dict[str, Any], max_characters: int | None) -> str:
+        pieces: list[str] = []
+        left = max_characters
         try:
-            return self._template.render(variables)
+            for piece in self._template.generate(variables):
+                pieces.append(piece)
+                if left is not None and (left := left - len(piece)) < 0:
+                    raise RequestError(
+                        f"the chat template makes more than {max_characters} characters of this "
+                        "conversation",
+                        _CODE,
+                    )
+        except RequestError:
+            raise
         except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as error:
             message = f"the chat template refuses these messages: {error}"
             raise RequestError(message, _CODE) from error
+        return "".join(pieces)
 
 
 def _plain_message(message: Any) -> dict[str, Any]:

@@ -21,6 +21,9 @@ _NAMES = (
     "requests_length",
     "requests_abort",
     "requests_error",
+    "recoveries",
+    "requests_replayed",
+    "requests_condemned",
 )
 
 
@@ -47,6 +50,33 @@ class Counters:
         for answer in state.answers:
             self._totals["generation_tokens"] += len(answer.token_ids)
             self._totals[f"requests_{answer.finish_reason}"] += 1
+
+    def count_mismatch(self, kind: str) -> None:
+        """A step stopped because ranks and driver disagreed.
+
+        Args:
+            kind: one of `MISMATCH_KINDS`.
+        """
+        self._totals[f"mismatches_{kind}"] += 1
+
+    def count_fault(self) -> None:
+        """Ranks have failed; they are being started anew."""
+
+    def count_recovery(self, epoch: int, seconds: float, num_replayed: int) -> None:
+        """New ranks are there.
+
+        Args:
+            epoch: their life.
+            seconds: since the failure was seen.
+            num_replayed: open requests that go on.
+        """
+        del epoch, seconds  # for those who tell of them
+        self._totals["recoveries"] += 1
+        self._totals["requests_replayed"] += num_replayed
+
+    def count_condemned(self) -> None:
+        """A request has ended because ranks fail of it."""
+        self._totals["requests_condemned"] += 1
 
     def totals(self) -> dict[str, int]:
         """A copy, by name."""

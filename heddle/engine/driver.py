@@ -10,14 +10,20 @@ it in the next step.
 A replica has as many steps under way as its pipeline has stages. Replicas advance by themselves, so
 that a slow one holds up no other; only where experts are dealt over all of them (`lockstep`) does
 each round take one step of every replica, an empty one where nothing can run.
+
+When ranks fail, new ones take over, if `restarts` are allowed: for all replicas, whoever's rank it
+was. Nothing of a step is accounted for before all its ranks agree, so a request is then what was
+told of it: prompt and outputs, which the new ranks compute once more, as after a preemption. Its
+draws are keyed by its seed and by position, so it goes on as it would have.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -25,6 +31,7 @@ from heddle.config.engine import ResolvedConfig
 from heddle.config.sampling import SamplingParams
 from heddle.engine.adapters import AdapterTable, LoadedAdapter
 from heddle.engine.answer import Answer, create_assembler
+from heddle.engine.bad_numbers import BadNumbers
 from heddle.engine.counters import Counters
 from heddle.engine.executors.base import Executor, Submission
 from heddle.engine.grammar.compiler import GrammarCompiler
@@ -32,16 +39,23 @@ from heddle.engine.inputs import PromptInput
 from heddle.engine.lockstep import moves_in_lockstep
 from heddle.engine.outputs import RequestMetrics, RequestOutput
 from heddle.engine.prepared import PreparedRequest, prepare_request
+from heddle.engine.recovery.refused import RefusedRequests, digest_of
+from heddle.engine.recovery.restarts import OF_RANKS, Restarts
+from heddle.engine.recovery.suspects import Suspects
 from heddle.engine.replica import Replica, StepOutcome, choose_replica
 from heddle.engine.request_state import RequestState
 from heddle.engine.tokenizer import Tokenizer
-from heddle.errors import RankFailed, RequestError
+from heddle.errors import HeddleError, PlanMismatch, RankFailed, RequestError, counted
 from heddle.runner.draw import request_seed
 from heddle.scheduler.batch import ScheduledPart
 from heddle.scheduler.progress import Progress
 from heddle.scheduler.request import Request
 from heddle.step.batch import AdapterChange, SampledToken
+from heddle.step.build import BadWordIds
+from heddle.step.probe import Probed
 from heddle.step.topology import Topology
+
+log = logging.getLogger("heddle.engine")
 
 
 class Driver:
@@ -54,38 +68,51 @@ class Driver:
         tokenizer: Tokenizer | None,
         *,
         clock: Callable[[], float] = time.monotonic,
+        restarts: Restarts | None = None,
     ) -> None:
         """Wire the parts.
 
         Args:
             resolved: what runs.
-            executor: started before the first step; the driver never closes it.
+            executor: started before the first step. The driver closes it only to put another in its
+                place; the last one is left to its maker.
             tokenizer: of the model; None: token ids only.
             clock: monotonic seconds, for the times in outputs, and what steps take.
+            restarts: makes new ranks when ranks have failed; None: a failure ends the engine.
         """
         self.resolved = resolved
         self.tokenizer = tokenizer
         self.counters = Counters()
+        self.bad_numbers = BadNumbers()
+        self.on_probe: Callable[[Probed, str], None] | None = None
+        """Given each row that was looked at, and the id of its request; see `heddle.step.probe`."""
+        self.recovering_since: float | None = None
+        """Monotonic time at which ranks failed that are being started anew; any thread may look."""
         self._executor = executor
+        self._restarts = restarts
+        self._suspects = Suspects()
+        self._refused = RefusedRequests(clock)
         self._clock = clock
         self._topology = Topology.from_resolved(resolved)
-        self.replicas = tuple(
-            Replica(index, resolved, self._topology, clock=clock)
-            for index in range(resolved.parallel.data_parallel_size)
-        )
         self.adapters = AdapterTable(resolved)
-        for replica in self.replicas:
-            replica.change_adapters(*self.adapters.first_changes)
+        self.replicas = self._create_replicas()
         self._in_lockstep = moves_in_lockstep(resolved)
         self._num_stages = resolved.parallel.pipeline_parallel_size
         self._eos_token_ids = _eos_token_ids(resolved, tokenizer)
         self._grammars = GrammarCompiler(tokenizer, resolved.model.vocab_size, self._eos_token_ids)
         self._states: dict[str, RequestState] = {}
         self._places: dict[int, _Place] = {}
+        """Of open sequences, in the order in which they came."""
+        self._held: set[int] = set()
+        """Those that wait until others have been tried."""
         self._num_requests = 0
         self._num_sequences = 0
-        self._num_rounds = 0
         self._failure: BaseException | None = None
+
+    @property
+    def executor(self) -> Executor:
+        """The ranks that compute now."""
+        return self._executor
 
     @property
     def has_work(self) -> bool:
@@ -100,7 +127,7 @@ class Driver:
     @property
     def num_waiting(self) -> int:
         """Sequences that wait for a seat or for blocks."""
-        return sum(replica.scheduler.num_waiting for replica in self.replicas)
+        return len(self._held) + sum(r.scheduler.num_waiting for r in self.replicas)
 
     def add(
         self,
@@ -145,9 +172,10 @@ class Driver:
         """Check a request; any thread may call this, also while a step runs.
 
         Raises:
-            RequestError, PromptTooLong: see `prepare_request`.
+            RequestError, PromptTooLong: see `prepare_request`; or ranks have failed each time that
+                a request like this one was computed.
         """
-        return prepare_request(
+        prepared = prepare_request(
             prompt,
             params,
             resolved=self.resolved,
@@ -160,6 +188,15 @@ class Driver:
             pin_seconds=pin_seconds,
             wants_tokens=wants_tokens,
         )
+        self._refused.check(
+            lambda: digest_of(
+                prepared.prompt.ids,
+                prepared.params,
+                adapter=adapter,
+                embeddings=prepared.prompt.embeddings,
+            )
+        )
+        return prepared
 
     def admit(
         self,
@@ -205,8 +242,9 @@ class Driver:
         )
         replica = choose_replica(self.replicas, checked.ids, sequences[0].cache_scope)
         for sequence, answer in zip(sequences, state.answers, strict=True):
-            replica.admit(sequence, prepared.bad_words, answer.matcher)
-            self._places[sequence.request_id] = _Place(state, answer, replica)
+            place = _Place(state, answer, replica, prepared.bad_words)
+            self._enqueue(place)
+            self._places[sequence.request_id] = place
         self._states[request_id] = state
         self._num_requests += 1
         return request_id
@@ -215,27 +253,39 @@ class Driver:
         """Run one round and tell what is new, request by request.
 
         All replicas get as many steps as they have room for; then one step ends: of the replica
-        that is done first.
+        that is done first. Where ranks fail instead and may be started anew, that is done here.
 
         Raises:
             RankFailed, PlanMismatch: a step failed, and with it the engine: every later step and
                 every new request is refused.
         """
         self._check_alive()
-        try:
-            return self._run_round()
-        except BaseException as failure:  # an interrupted step leaves ranks and queues half-way
-            self._failure = failure
-            raise
+        outputs: list[RequestOutput] = []
+        with self._recovering(outputs):
+            self._run_round(outputs)
+        return outputs
 
-    def _run_round(self) -> list[RequestOutput]:
+    def check_ranks(self) -> None:
+        """Notice, between steps, that a rank has ended, and have new ones started.
+
+        Raises:
+            RankFailed: one has, and none may be started anew.
+        """
+        self._check_alive()
+        if not self.is_busy:
+            with self._recovering([]):
+                self._executor.check()
+
+    def _run_round(self, outputs: list[RequestOutput]) -> None:
+        """Add what a round has to tell; it is true even if a later step fails."""
+        if self._suspects.has_moved and not self.is_busy:
+            self._seat()
         self._fill_pipelines()
         if not self.is_busy:
-            return []
-        outputs = self._end_step(self.replicas[self._executor.first_done()])
+            return
+        outputs += self._end_step(self.replicas[self._executor.first_done()])
         while not self._states and self.is_busy:  # nobody waits for these; leave ranks idle
             self._end_step(self.replicas[self._executor.first_done()])
-        return outputs
 
     @property
     def is_busy(self) -> bool:
@@ -246,29 +296,38 @@ class Driver:
         """Begin steps until nothing more can run, or every place is taken."""
         while steps := self._begin_round():
             self._executor.submit(steps)
-            self._num_rounds += 1
             for index in steps:
                 self.replicas[index].note_sent()
 
     def _begin_round(self) -> dict[int, Submission]:
         """At most one step of each replica; none if nothing can run."""
-        number = self._num_rounds
+        if self._suspects.has_moved:  # what is under way ends first
+            return {}
         ready = [r for r in self.replicas if r.num_under_way < self._num_stages]
         if self._in_lockstep and len(ready) < len(self.replicas):
             return {}
-        begun = {r.index: step for r in ready if (step := r.begin_step(number)) is not None}
+        begun = {r.index: step for r in ready if (step := r.begin_step()) is not None}
         must_begin = self.replicas if begun and self._in_lockstep else ()
         for replica in ready:
             if replica.index not in begun and (replica in must_begin or replica.has_changes):
-                begun[replica.index] = replica.begin_empty_step(number)
+                begun[replica.index] = replica.begin_empty_step()
         return begun
 
     def _end_step(self, replica: Replica) -> list[RequestOutput]:
         outcome = replica.end_step(self._executor.collect(replica.index), self._siblings_of)
+        if self._restarts is not None:
+            self._restarts.note_good_step()
         self.counters.count_step(outcome.scheduled)
+        self.bad_numbers.note(outcome.sampled, outcome.failed, outcome.bad_ranks)
+        self._tell_probe(outcome.probed)
         touched = self._apply(outcome)
         replica.after_step(outcome.scheduled)
         return [output for state in touched if (output := self._tell(state)) is not None]
+
+    def _tell_probe(self, probed: Probed | None) -> None:
+        place = None if probed is None else self._places.get(probed.request_id)
+        if probed is not None and place is not None and self.on_probe is not None:
+            self.on_probe(probed, place.state.request_id)
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """End a request whose client has gone; None if it has ended already.
@@ -292,6 +351,9 @@ class Driver:
                 place = self._places.get(number)
                 if place is not None and place.answer.index == 0:
                     found[place.state.request_id] = progress
+        for place in self._held_places():
+            if place.answer.index == 0 and not place.answer.token_ids:
+                found[place.state.request_id] = place.progress
         return found
 
     def load_adapter(self, name: str, path: str) -> None:
@@ -347,6 +409,123 @@ class Driver:
         """
         for replica in self.replicas:
             replica.scheduler.audit()
+
+    # When ranks fail.
+
+    @contextlib.contextmanager
+    def _recovering(self, outputs: list[RequestOutput]) -> Iterator[None]:
+        """What runs inside may fail with its ranks: then new ones take over, and what requests have
+        to tell of it is added to `outputs`.
+
+        Raises:
+            BaseException: what ended the engine, for good.
+        """
+        try:
+            try:
+                yield
+            except OF_RANKS as failure:
+                if isinstance(failure, PlanMismatch):
+                    self.counters.count_mismatch(failure.kind)
+                if self._restarts is None:
+                    raise
+                self._recover(failure, self._restarts, outputs)
+        except BaseException as failure:  # an interrupted step leaves ranks and queues half-way
+            self._failure = failure
+            raise
+
+    def _recover(
+        self, failure: HeddleError, restarts: Restarts, outputs: list[RequestOutput]
+    ) -> None:
+        began = self.recovering_since = self._clock()
+        try:
+            number = restarts.note_fault(failure)
+            condemned = self._suspects.note_fault(number, self._requests_under_way())
+            if condemned is not None:
+                restarts.pin(self._suspects.faults_of(condemned))
+            self.counters.count_fault()
+            resolved, self._executor = restarts.run(failure, self.resolved, self._executor)
+            if condemned is not None:
+                outputs += self._condemn(self._states[condemned])
+            self._replay(resolved)
+        finally:
+            self.recovering_since = None
+        seconds = self._clock() - began
+        self.counters.count_recovery(resolved.epoch, seconds, len(self._states))
+        log.info("recovered in %.2f s: %s", seconds, _who_goes_on(len(self._states)))
+
+    def _requests_under_way(self) -> list[str]:
+        """Requests in the steps that have not ended, oldest first."""
+        numbers = {r.request_id for each in self.replicas for r in each.requests_under_way()}
+        ids = (place.state.request_id for n, place in self._places.items() if n in numbers)
+        return list(dict.fromkeys(ids))
+
+    def _condemn(self, cause: RequestState) -> list[RequestOutput]:
+        """End a request that ranks fail of, and others that would do the same."""
+        digest = cause.digest()
+        self._refused.add(digest)
+        outputs = []
+        for state in list(self._states.values()):
+            if state is cause or state.digest() == digest:
+                log.error(
+                    "request %s was computed alone, and ranks failed once more: it has ended, and "
+                    "others like it are refused for a while",
+                    state.request_id,
+                )
+                state.note_condemned()
+                self.counters.count_condemned()
+                self._end_open_answers(state, "error")
+                if (output := self._tell(state)) is not None:
+                    outputs.append(output)
+        return outputs
+
+    def _replay(self, resolved: ResolvedConfig) -> None:
+        """Begin again on new ranks, which hold nothing, with all that is open."""
+        lost = sum(replica.cache.num_pinned_blocks for replica in self.replicas)
+        if lost:
+            log.warning("the prefix cache is empty again, %d pinned blocks among it", lost)
+        self.resolved = resolved
+        self.replicas = self._create_replicas()
+        now = self._clock()
+        for number, place in self._places.items():
+            place.state.renew_pin(now)
+            replica = self.replicas[place.replica.index]
+            self._places[number] = dataclasses.replace(place, replica=replica)
+        self._held = set(self._places)
+        self._seat()
+
+    def _seat(self) -> None:
+        """Queue those who may run, in the order in which they came; no step is under way."""
+        for number, place in self._places.items():
+            if number not in self._held:
+                place.replica.withdraw(place.sequence)
+        self._held.clear()
+        for place in self._places.values():
+            self._enqueue(place)
+        on_trial = self._suspects.on_trial
+        self._suspects.seat(
+            number for number, place in self._places.items() if place.state.request_id == on_trial
+        )
+
+    def _enqueue(self, place: _Place) -> None:
+        """Give a sequence to its replica, or let it wait for the end of trials."""
+        if self._suspects.may_run(place.state.request_id):
+            place.replica.admit(place.sequence, place.bad_words, place.answer.matcher)
+        else:
+            self._held.add(place.sequence.request_id)
+
+    def _held_places(self) -> Iterator[_Place]:
+        """Of sequences that wait for the end of trials, in the order in which they came."""
+        return (self._places[number] for number in sorted(self._held))
+
+    def _create_replicas(self) -> tuple[Replica, ...]:
+        """Empty ones, whose ranks are yet to be told of all adapters."""
+        replicas = tuple(
+            Replica(index, self.resolved, self._topology, clock=self._clock)
+            for index in range(self.resolved.parallel.data_parallel_size)
+        )
+        for replica in replicas:
+            replica.change_adapters(*self.adapters.present_changes)
+        return replicas
 
     def _check_alive(self) -> None:
         if self._failure is not None:
@@ -412,6 +591,8 @@ class Driver:
                 self._fail(place.state)
             else:
                 self._close_answer(part.request, place)
+            if part.samples:
+                self._suspects.note_token(part.request.request_id)
             if has_failed or part.samples:
                 touched[place.state.request_id] = place.state
         return list(touched.values())
@@ -429,6 +610,7 @@ class Driver:
         kept = len(request.output_token_ids) - len(answer.token_ids)
         is_bad = bool(found) and not found[-1].finite
         if is_bad:
+            place.state.is_barred |= found[-1].is_barred
             kept = len(found) - 1  # tokens before the bad row are good, as if each had its own step
         for place_of_token, entry in enumerate(found[:kept], start=1):
             place.state.note_token(self._clock())
@@ -447,9 +629,11 @@ class Driver:
         seconds, place.state.pin_seconds = place.state.pin_seconds, None
         if seconds is not None:
             with contextlib.suppress(RequestError):  # no room now: it is reported as 0 tokens
+                until = self._clock() + seconds
                 place.state.num_pinned_tokens = place.replica.cache.pin(
-                    request.prompt_token_ids, self._clock() + seconds, request.cache_scope
+                    request.prompt_token_ids, until, request.cache_scope
                 )
+                place.state.pinned_until = until
 
     def _close_answer(self, request: Request, place: _Place) -> None:
         """Let go of a sequence that has ended."""
@@ -474,6 +658,7 @@ class Driver:
 
     def _forget(self, sequence: Request) -> None:
         place = self._places.pop(sequence.request_id, None)
+        self._held.discard(sequence.request_id)
         if place is not None:
             place.replica.forget(sequence)
 
@@ -481,6 +666,7 @@ class Driver:
         if state.is_finished:
             state.note_finished(self._clock())
             self.counters.count_request(state)
+            self._suspects.forget(state.request_id)
             del self._states[state.request_id]
         return state.output()
 
@@ -492,6 +678,24 @@ class _Place:
     state: RequestState
     answer: Answer
     replica: Replica
+    bad_words: BadWordIds
+
+    @property
+    def sequence(self) -> Request:
+        """As the scheduler knows it."""
+        return self.state.sequences[self.answer.index]
+
+    @property
+    def progress(self) -> Progress:
+        """Of a sequence that waits for the end of trials."""
+        num_total = self.sequence.num_prompt_tokens
+        return Progress(
+            num_computed=0, num_total=num_total, num_cached=0, num_ahead=0, is_running=False
+        )
+
+
+def _who_goes_on(num_requests: int) -> str:
+    return f"{counted(num_requests, 'request')} {'goes' if num_requests == 1 else 'go'} on"
 
 
 def _eos_token_ids(resolved: ResolvedConfig, tokenizer: Tokenizer | None) -> tuple[int, ...]:

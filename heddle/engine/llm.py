@@ -25,10 +25,16 @@ from heddle.engine.driver import Driver
 from heddle.engine.executors.base import Executor, RankProgress
 from heddle.engine.executors.create import create_executor
 from heddle.engine.executors.launch_info import LaunchInfo
+from heddle.engine.executors.succession import RESTARTABLE, Succession
 from heddle.engine.inputs import PromptInput, parse_prompt, split_prompts
 from heddle.engine.machine import resolve_here
 from heddle.engine.outputs import RequestMetrics, RequestOutput
 from heddle.engine.progress import line_on_terminal, loading_bar, progress_bar
+from heddle.engine.recovery.budget import RestartBudget
+from heddle.engine.recovery.restarts import Restarts
+from heddle.engine.room import check_room
+from heddle.engine.shadow.create import open_shadow
+from heddle.engine.shadow.shadow import Shadow
 from heddle.engine.tokenizer import Tokenizer, check_tokenizer, load_tokenizer
 from heddle.engine.trace import StepRecord
 from heddle.errors import HeddleError, RequestError, counted, quoted
@@ -119,6 +125,11 @@ class LLM:
     def driver(self) -> Driver:
         """The engine's loop, for callers that stream, abort or verify."""
         return self._driver
+
+    @property
+    def shadow(self) -> Shadow | None:
+        """What holds live rows against one rank; None without `verify_every`."""
+        return self._shadow
 
     def generate(
         self,
@@ -250,8 +261,11 @@ class LLM:
     def close(self) -> None:
         """End the ranks and free what they held; a second call does nothing."""
         self._is_closed = True
+        if self._shadow is not None:
+            self._shadow.close()
         self._driver.close()
-        self._executor.close()
+        self._driver.executor.close()
+        self._executors.close()
 
     def __enter__(self) -> Self:
         return self
@@ -274,7 +288,9 @@ class LLM:
         on_plan: OnPlan | None = None,
     ) -> None:
         resolved = resolve_here(config, launch)
+        check_room(resolved, launch)
         self._is_closed = False
+        self._shadow: Shadow | None = None
         self._turn = threading.Lock()
         self._tokenizer = load_tokenizer(resolved.model_path)
         check_tokenizer(self._tokenizer, resolved.model_path, resolved.model.vocab_size)
@@ -283,10 +299,20 @@ class LLM:
         needed = operations(resolved.kernels, resolved.backend, resolved.kv_cache_dtype)
         compile_elsewhere(needed, on_compile or line_on_terminal)
         with loading_bar() if on_progress is None else nullcontext(on_progress) as report:
-            executor = create_executor(resolved, launch=launch, on_progress=report)
-            self._executor = executor if watch is None else watch(executor)
-            self._driver = Driver(resolved, self._executor, self._tokenizer)
-            self._executor.start()  # last: nothing after it can fail and leave ranks behind
+            # Which function makes executors is decided now, for all of them.
+            self._executors = Succession(create_executor, watch, launch)
+            executor = self._executors.next(resolved, report)
+            restarts = _restarts(config, resolved, self._executors)
+            self._driver = Driver(resolved, executor, self._tokenizer, restarts=restarts)
+            try:
+                executor.start()
+                if resolved.verify_every:
+                    self._shadow = open_shadow(config, resolved, LLM.from_config)
+                    self._driver.on_probe = self._shadow.offer
+            except BaseException:
+                executor.close()
+                self._executors.close()
+                raise
 
     def _run(
         self,
@@ -365,6 +391,15 @@ class LLM:
         except RequestError as refusal:
             return _refused(job, index, refusal)
         return None
+
+
+def _restarts(
+    config: EngineConfig, resolved: ResolvedConfig, executors: Succession
+) -> Restarts | None:
+    """Who starts ranks anew; None: nobody, or somebody outside."""
+    if not config.max_restarts or resolved.executor not in RESTARTABLE:
+        return None
+    return Restarts(executors.next, RestartBudget(config.max_restarts, time.monotonic))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -8,12 +8,12 @@ import dataclasses
 import importlib.util
 import os
 
-import psutil
-
 from heddle.comm.shared_memory.segment import refusal as shared_memory_refusal
 from heddle.config.engine import EngineConfig, ResolvedConfig
+from heddle.config.folders import check_cache_dir
 from heddle.engine.executors.launch_info import LaunchInfo
 from heddle.engine.measured_costs import choose_costs
+from heddle.engine.room import free_memory_bytes
 from heddle.layout.resolve import resolve
 from heddle.models.config_json import load_model_config
 from heddle.models.sources import resolve_model_path
@@ -32,7 +32,7 @@ def resolve_here(config: EngineConfig, launch: LaunchInfo | None = None) -> Reso
     if launch is not None and config.executor == "auto":
         config = dataclasses.replace(config, executor="torchrun")
     path = str(resolve_model_path(config.model))
-    free_memory = int(psutil.virtual_memory().available)
+    free_memory = free_memory_bytes()
     num_cores = len(os.sched_getaffinity(0))
     ranks_on_host = None if launch is None else launch.local_world_size
     refusal = shared_memory_refusal(config.parallel.world_size, free_memory)
@@ -54,6 +54,8 @@ def resolve_here(config: EngineConfig, launch: LaunchInfo | None = None) -> Reso
         cuda_graphs_refusal=_cuda_graphs_refusal() if config.cuda_graphs else None,
         model_path=path,
     )
+    if resolved.kernels == "numba":
+        check_cache_dir()
     costs, why = choose_costs(
         config.link_costs,
         cpu_comm_backend=resolved.cpu_comm_backend,

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -20,6 +20,7 @@ from typing import NamedTuple
 from heddle.config.engine import ResolvedConfig
 from heddle.engine.executors.base import Submission
 from heddle.engine.grammar.matcher import Matcher
+from heddle.engine.shadow.choosing import ProbeChooser, collect_probe
 from heddle.engine.trace import MAX_RECORDS, StepRecord
 from heddle.kvcache.groups import create_group_specs
 from heddle.kvcache.keys import CacheIdentity, CacheScope
@@ -29,11 +30,13 @@ from heddle.scheduler.drafts import Drafter
 from heddle.scheduler.pacing import Pacer, StepLoad, attention_length
 from heddle.scheduler.request import FinishReason, Request
 from heddle.scheduler.scheduler import Scheduler
-from heddle.step.agree import check_coverage
+from heddle.step.agree import check_calls, check_coverage
 from heddle.step.batch import AdapterChange, RankReply, SampledToken
 from heddle.step.build import BadWordIds, build_batch
 from heddle.step.coverage import expected_coverage
+from heddle.step.kv_words import kv_debug
 from heddle.step.plan import StepPlan, plan
+from heddle.step.probe import Probed
 from heddle.step.topology import Topology
 
 Sampled = dict[int, list[SampledToken]]
@@ -47,6 +50,10 @@ class StepOutcome(NamedTuple):
     sampled: Sampled
     failed: set[int]
     """Ids of requests that end because some numbers were bad."""
+    probed: Probed | None = None
+    """The row that was looked at."""
+    bad_ranks: tuple[int, ...] = ()
+    """Global ranks that had NaN or inf in rows for the head."""
 
 
 class Replica:
@@ -78,10 +85,18 @@ class Replica:
             resolved.scheduler, self.cache, num_places=num_stages, pacer=self.pacer
         )
         self._topology = topology
+        self._epoch = resolved.epoch
         self._first_rank = topology.mesh.ranks_of_replica(index)[0]
+        self._num_begun = 0
+        """Steps of this epoch: ranks take them without gaps only."""
         self._under_way: deque[_UnderWay] = deque()
         self.records: deque[StepRecord] = deque(maxlen=MAX_RECORDS)
         """Of the last steps, oldest first."""
+        self._debugs_kv = resolved.debug_kv
+        if resolved.debug_kv:
+            self.cache.note_freed()
+        self.probes = ProbeChooser(resolved.verify_every)
+        """Chooses rows to look at."""
         self._bad_words: dict[int, BadWordIds] = {}
         self._matchers: dict[int, Matcher] = {}
         self._adapter_changes: list[AdapterChange] = []
@@ -123,6 +138,15 @@ class Replica:
             self._matchers[sequence.request_id] = matcher
         self._count(sequence)
 
+    def withdraw(self, sequence: Request) -> None:
+        """Take an open sequence that is in no step out; `admit` brings it back."""
+        self.scheduler.withdraw(sequence.request_id)
+        self.forget(sequence)
+
+    def requests_under_way(self) -> Iterator[Request]:
+        """Sequences in steps that have not ended."""
+        return self.scheduler.requests_under_way()
+
     def finish(
         self, sequence: Request, reason: FinishReason, stop_reason: int | str | None
     ) -> None:
@@ -138,20 +162,16 @@ class Replica:
         if self._drafter is not None:
             self._drafter.forget(sequence.request_id)
 
-    def begin_step(self, number: int) -> Submission | None:
-        """Choose the next step; None if nothing can run now.
-
-        Args:
-            number: of the step within the epoch.
-        """
+    def begin_step(self) -> Submission | None:
+        """Choose the next step; None if nothing can run now."""
         begin_seconds = self._clock()
         self.cache.expire_pins(begin_seconds)
         scheduled = self.scheduler.schedule()
-        return None if scheduled is None else self._begin(scheduled, number, begin_seconds)
+        return None if scheduled is None else self._begin(scheduled, begin_seconds)
 
-    def begin_empty_step(self, number: int) -> Submission:
+    def begin_empty_step(self) -> Submission:
         """A step without rows, for the sake of the other replicas."""
-        return self._begin(ScheduledBatch(parts=()), number, self._clock())
+        return self._begin(ScheduledBatch(parts=()), self._clock())
 
     def note_sent(self) -> None:
         """The newest step is with its ranks: do what none of them waits for."""
@@ -172,11 +192,15 @@ class Replica:
         """
         ended = self._under_way.popleft()
         scheduled, batch = ended.scheduled, ended.plan.batch
+        check_calls(replies, self._topology, self._first_rank)
         check_coverage(replies, batch, ended.coverage, self._topology, self._first_rank)
         sampled: Sampled = {}
         for reply in replies:
             for found in reply.sampled:
                 sampled.setdefault(found.request_id, []).append(found)
+        probed = collect_probe(
+            scheduled, batch, replies, sampled.get(batch.probe, []), self._first_rank
+        )
         # They share a prompt, so the blocks of none of them may be found again.
         failed = {id_ for bad in _failed_ids(scheduled, sampled) for id_ in siblings_of(bad)}
         if scheduled.parts:
@@ -184,7 +208,8 @@ class Replica:
             self.scheduler.update(scheduled, tokens, failed)
         load = StepLoad.of(scheduled, self.pacer.attention_length)
         self.pacer.observe(load, self._clock() - ended.begin_seconds)
-        return StepOutcome(scheduled, sampled, failed)
+        bad = (rank for rank, reply in enumerate(replies, self._first_rank) if reply.num_bad_rows)
+        return StepOutcome(scheduled, sampled, failed, probed, tuple(bad))
 
     def after_step(self, scheduled: ScheduledBatch) -> None:
         """Look at the requests of an ended step once more, when their answers know of it."""
@@ -194,15 +219,18 @@ class Replica:
         if self._drafter is not None:
             self._drafter.propose_drafts(part.request for part in scheduled.parts)
 
-    def _begin(self, scheduled: ScheduledBatch, number: int, begin_seconds: float) -> Submission:
+    def _begin(self, scheduled: ScheduledBatch, begin_seconds: float) -> Submission:
+        number, self._num_begun = self._num_begun, self._num_begun + 1
         batch = build_batch(
             scheduled,
             self._topology,
-            epoch=0,
+            epoch=self._epoch,
             step=number,
             bad_words=self._bad_words,
             grammar_masks=self._grammar_masks(scheduled),
             adapter_changes=self._adapter_changes,
+            probe=self.probes.choose(scheduled),
+            kv_debug=kv_debug(scheduled, self.cache.take_freed()) if self._debugs_kv else None,
         )
         self._adapter_changes = []
         step_plan = plan(batch, self._topology)

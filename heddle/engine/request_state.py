@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from heddle.config.sampling import RequestOutputKind, SamplingParams
 from heddle.engine.answer import Answer, position_logprobs
 from heddle.engine.outputs import PositionLogprobs, RequestMetrics, RequestOutput
+from heddle.engine.recovery.refused import digest_of
 from heddle.engine.tokenizer import Tokenizer
 from heddle.errors import RequestError
 from heddle.scheduler.request import Request
@@ -33,8 +34,12 @@ class RequestState:
     pin_seconds: float | None = None
     """To keep its prompt in the prefix cache for, once it is computed."""
     num_pinned_tokens: int = 0
+    pinned_until: float | None = None
+    """Monotonic time at which the pin ends; None: there is none."""
     answers: list[Answer]
     error: RequestError | None = None
+    is_barred: bool = False
+    """What it asks for left no permitted token."""
     _prompt_logprobs: list[PositionLogprobs | None] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -48,7 +53,8 @@ class RequestState:
     def add_prompt_logprobs(
         self, first: int, found: Sequence[TokenLogprobs], tokenizer: Tokenizer | None
     ) -> None:
-        """Keep values by position: a prompt computed twice, after a preemption, counts once.
+        """Keep values by position: a prompt computed twice, after a preemption, counts once, and
+        keeps the values that may have been told.
 
         Args:
             first: position of the prompt token that `found[0]` is about.
@@ -56,7 +62,17 @@ class RequestState:
             tokenizer: for the texts.
         """
         for position, entry in enumerate(found, start=first):
-            self._prompt_logprobs[position] = position_logprobs(entry, tokenizer)
+            if self._prompt_logprobs[position] is None:
+                self._prompt_logprobs[position] = position_logprobs(entry, tokenizer)
+
+    def renew_pin(self, now: float) -> None:
+        """The cache is empty: pin the prompt once more for what is left of its time, when it has
+        been computed again.
+        """
+        until, self.pinned_until = self.pinned_until, None
+        if until is not None:
+            self.num_pinned_tokens = 0
+            self.pin_seconds = until - now if until > now else None
 
     def note_token(self, now: float) -> None:
         """The first token of any answer has come."""
@@ -86,12 +102,33 @@ class RequestState:
                 "wiped",
                 "invalid_grammar",
             )
+        elif self.is_barred:
+            self.error = RequestError(
+                f"{request}: what it asks for leaves no permitted token (allowed_token_ids, "
+                "bad_words, min_tokens and structured_outputs together); the blocks of the request "
+                "are wiped"
+            )
         else:
             self.error = RequestError(
-                f"{request}: the model gave no usable numbers (NaN or inf in the logits, or no "
-                "permitted token); the blocks of the request are wiped",
+                f"{request}: the model gave no usable numbers (NaN or inf in the logits); the "
+                "blocks of the request are wiped",
                 "generation_failed",
             )
+
+    def digest(self) -> bytes:
+        """What it has in common with requests that would be computed alike."""
+        embeddings = self.sequences[0].embeddings
+        return digest_of(
+            self.prompt_token_ids, self.params, adapter=self.adapter, embeddings=embeddings
+        )
+
+    def note_condemned(self) -> None:
+        """Ranks failed each time that it was computed, at last alone."""
+        self.error = RequestError(
+            f"request {self.request_id}: ranks of the engine failed each time that it was "
+            "computed, the last time without other requests beside it; do not send it again",
+            "generation_failed",
+        )
 
     def note_finished(self, now: float) -> None:
         """The last answer has ended."""

@@ -7,14 +7,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 
-from heddle.engine.chat_template import ChatTemplate, Message
+from heddle.engine.chat_template import ChatTemplate, Conversation, Message
 from heddle.engine.gguf_tokenizer import build_gguf_tokenizer, gguf_special_tokens
 from heddle.engine.text import decode
 from heddle.engine.token_bytes import TokenByteTable, create_byte_table
@@ -23,6 +23,8 @@ from heddle.errors import ModelFileError, RequestError, UnsupportedError
 from heddle.models.gguf_header import read_gguf_header
 
 _OTHER_TOKENIZER_FILES = ("tokenizer.model", "vocab.json", "vocab.txt", "tokenizer_config.json")
+Renderer = Callable[[str, Mapping[str, str], Conversation], str]
+"""(source of a template, special tokens, conversation) to the text."""
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
 
 
@@ -130,31 +132,44 @@ class Tokenizer:
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        renderer: Renderer | None = None,
     ) -> str:
         """Prompt text of a conversation, special tokens included; encode it without adding more.
 
+        Args:
+            messages: role and content of each turn.
+            chat_template: in place of the model's own.
+            add_generation_prompt: end with the opening of the assistant's turn.
+            continue_final_message: end inside the last message.
+            tools: that the template shows.
+            chat_template_kwargs: further variables.
+            renderer: where templates run; None: here, without limits of time and memory.
         Raises:
             RequestError: the model has no template and none is given, or the template refuses.
         """
-        return self._chat_template(chat_template).render(
-            messages,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            tools=tools,
-            extra=chat_template_kwargs,
-        )
-
-    def _chat_template(self, given: str | None) -> ChatTemplate:
-        if given is not None:
-            return ChatTemplate(given, self.special_tokens)
-        if self._template_source is None:
+        source = self._template_source if chat_template is None else chat_template
+        if source is None:
             raise RequestError(
                 "this model has no chat template; pass chat_template, or use a text prompt",
                 "invalid_template_input",
             )
+        conversation = Conversation(
+            messages=messages,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            extra=chat_template_kwargs or {},
+        )
+        return (renderer or self._render)(source, self.special_tokens, conversation)
+
+    def _render(
+        self, source: str, special_tokens: Mapping[str, str], conversation: Conversation
+    ) -> str:
+        if source != self._template_source:
+            return ChatTemplate(source, special_tokens).render(conversation)
         if self._template is None:
-            self._template = ChatTemplate(self._template_source, self.special_tokens)
-        return self._template
+            self._template = ChatTemplate(source, special_tokens)
+        return self._template.render(conversation)
 
     def _special_id(self, name: str) -> int | None:
         text = self.special_tokens.get(name)
@@ -228,9 +243,13 @@ def _from_folder(path: Path) -> Tokenizer:
 def _from_transformers(path: Path) -> Tokenizer:
     from transformers import AutoTokenizer  # three seconds; only for folders without tokenizer.json
 
-    loaded = AutoTokenizer.from_pretrained(
-        str(path), trust_remote_code=False, local_files_only=True
-    )
+    try:
+        loaded = AutoTokenizer.from_pretrained(
+            str(path), trust_remote_code=False, local_files_only=True
+        )
+    except Exception as error:  # of many kinds: files that lie, code that is not run, packages
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        raise ModelFileError(f"{path}: its tokenizer cannot be read ({reason})") from error
     inner = getattr(loaded, "backend_tokenizer", None)
     if inner is None:
         raise UnsupportedError(f"{path}: only tokenizers with a tokenizer.json form are served")
@@ -247,6 +266,8 @@ def _read_json(path: Path) -> dict[str, Any]:
         return {}
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ModelFileError(f"{path}: cannot be read ({error.strerror})") from error
     except (ValueError, RecursionError) as error:
         raise ModelFileError(f"{path}: not valid JSON ({error})") from error
     if not isinstance(value, dict):

@@ -80,6 +80,13 @@ class Queues:
         request.status = RequestStatus.WAITING
         self._enqueue(request)
 
+    def withdraw(self, request: Request) -> None:
+        """An open request is no longer here, its tokens kept; what it owns is gone already."""
+        queue = self.waiting if request.status is RequestStatus.WAITING else self.running
+        queue.remove(request)
+        del self._requests[request.request_id]
+        request.status = RequestStatus.WAITING
+
     def retire(self, request: Request, reason: FinishReason, stop_reason: int | str | None) -> None:
         """A request has ended; what it owns follows."""
         queue = self.waiting if request.status is RequestStatus.WAITING else self.running

@@ -28,14 +28,17 @@ def check_tokens(
 def _check_part(part: ScheduledPart, found: Sequence[int]) -> None:
     name = f"request {part.request.request_id}"
     if not found:
-        raise PlanMismatch(f"{name} sampled, but no token came back")
+        raise PlanMismatch(f"{name} sampled, but no token came back", "tokens")
     if len(found) > 1 + part.num_drafts:
-        raise PlanMismatch(f"{name} got {len(found)} tokens from {1 + part.num_drafts} rows")
+        raise PlanMismatch(
+            f"{name} got {len(found)} tokens from {1 + part.num_drafts} rows", "tokens"
+        )
     accepted = tuple(found[:-1])
     if accepted != part.draft_token_ids[: len(accepted)]:
         raise PlanMismatch(
             f"{name} got {list(found)} after the drafts {list(part.draft_token_ids)}; "
-            "a token counts only as long as the drafts before it were right"
+            "a token counts only as long as the drafts before it were right",
+            "tokens",
         )
 
 

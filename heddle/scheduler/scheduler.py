@@ -126,7 +126,21 @@ class Scheduler:
         if request.is_finished or (limit and len(request.output_token_ids) >= limit):
             raise RequestError(f"request {request.request_id} has ended")
         request.blocks = self._cache.new_sequence(request.cache_scope)
+        request.draft_token_ids = ()
         self._queues.add(request)
+
+    def withdraw(self, request_id: int) -> None:
+        """Take an open request that is in no step out of the queues; `add` brings it back."""
+        request = self._queues.get(request_id)
+        assert request is not None, "it is not here"
+        assert request not in self._flight, "its step has not ended"
+        if request.status is RequestStatus.RUNNING:
+            self._endings.release(request)
+        self._queues.withdraw(request)
+
+    def requests_under_way(self) -> Iterator[Request]:
+        """Those of all steps that have not ended; some may have ended themselves."""
+        return self._flight.requests()
 
     def finish(
         self, request_id: int, reason: FinishReason, stop_reason: int | str | None

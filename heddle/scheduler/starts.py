@@ -158,7 +158,7 @@ class Starts:
         return "capacity" if is_overtaken or not self._cache.has_free_states else None
 
     def _start(self, request: Request, hit: PrefixHit) -> None:
-        if not request.num_preemptions:
+        if not request.no_hit_reason and not request.num_cached_tokens:  # never started before
             request.num_cached_tokens = min(hit.num_tokens, request.num_prompt_tokens)
             request.no_hit_reason = hit.explain()
         self._cache.start(request.blocks, hit, request.num_tokens)

@@ -50,7 +50,7 @@ def table(folder: Path | None, **settings: object) -> AdapterTable:
 
 def test_slots_are_given_once_and_names_of_cached_kv_never_again(folder: Path) -> None:
     adapters = table(folder, lora_modules=(("first", str(folder / "a")),))
-    assert adapters.first_changes == (AdapterChange(slot=0, path=str(folder / "a")),)
+    assert adapters.present_changes == (AdapterChange(slot=0, path=str(folder / "a")),)
     assert adapters.load("second", "b") == AdapterChange(slot=1, path=str(folder / "b"))
     names = [adapters.get("first").cache_name]
     assert adapters.unload("first", 0) == AdapterChange(slot=0, path=None)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from heddle.engine.chat_template import ChatTemplate
+from heddle.engine.chat_template import ChatTemplate, Conversation
 from heddle.errors import RequestError
 from tests.support.byte_tokenizer import TEMPLATE
 
@@ -10,10 +10,8 @@ TURNS = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "so
 
 
 def render(source: str, messages: object = TURNS, **options: object) -> str:
-    return ChatTemplate(source, {"bos_token": "<s>", "eos_token": "</s>"}).render(
-        messages,  # type: ignore[arg-type]
-        **options,  # type: ignore[arg-type]
-    )
+    conversation = Conversation(messages=messages, **options)  # type: ignore[arg-type]
+    return ChatTemplate(source, {"bos_token": "<s>", "eos_token": "</s>"}).render(conversation)
 
 
 def test_turns_and_generation_prompt() -> None:
@@ -107,3 +105,12 @@ def test_templates_see_plain_data_only() -> None:
 
     with pytest.raises(RequestError, match="refuses"):
         render("{{ messages[0].content.shout() }}", [{"role": "user", "content": Loud("a")}])
+
+
+def test_a_text_has_a_length_where_one_is_set() -> None:
+    template = ChatTemplate("{% for i in range(100) %}abcd{% endfor %}", {})
+    conversation = Conversation(messages=TURNS)
+    assert len(template.render(conversation, 400)) == 400
+    with pytest.raises(RequestError, match="more than 399 characters") as caught:
+        template.render(conversation, 399)
+    assert caught.value.code == "invalid_template_input"

@@ -194,11 +194,23 @@ def test_interrupted_generate_leaves_nothing_open(
     assert llm.generate([[3, 4]], GREEDY)[0].outputs[0].token_ids == continued([3, 4])
 
 
-def test_failed_rank_is_told_and_stays_told(llm: LLM, executors: list[FakeExecutor]) -> None:
+def test_failed_rank_is_told_and_stays_told(folder: Path, executors: list[FakeExecutor]) -> None:
+    with LLM(str(folder), kv_cache_memory_bytes=1 << 20, max_restarts=0) as llm:
+        executors[0].failure = RankFailed("rank 1 died")
+        for _ in range(2):
+            with pytest.raises(RankFailed, match="rank 1 died"):
+                llm.generate("a", GREEDY)
+
+
+def test_a_failed_rank_is_started_anew_unless_it_is_forbidden(
+    llm: LLM, executors: list[FakeExecutor]
+) -> None:
+    prompt = [*range(3, 9)]
     executors[0].failure = RankFailed("rank 1 died")
-    for _ in range(2):
-        with pytest.raises(RankFailed, match="rank 1 died"):
-            llm.generate("a", GREEDY)
+    (output,) = llm.generate([prompt], GREEDY)
+    assert output.outputs[0].token_ids == continued(prompt)
+    assert executors[0].is_closed
+    assert (len(executors), llm.plan.epoch) == (2, 1)
 
 
 def test_metrics_plan_and_cache(llm: LLM) -> None:

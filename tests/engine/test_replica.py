@@ -29,7 +29,6 @@ class Bench:
         self.now = 0.0
         self.replica = Replica(0, resolved, self.topology, clock=lambda: self.now)
         self.executor = FakeExecutor(resolved, is_poisoned=lambda tokens: tokens[0] == 60)
-        self.number = 0
 
     def admit(self, id_: int, prompt: Sequence[int], count: int = 4, **params: Any) -> Request:
         request = Request(
@@ -44,10 +43,9 @@ class Bench:
         return request
 
     def begin(self) -> bool:
-        begun = self.replica.begin_step(self.number)
+        begun = self.replica.begin_step()
         if begun is None:
             return False
-        self.number += 1
         self.executor.submit({0: begun})
         return True
 
@@ -98,8 +96,8 @@ def test_steps_end_in_the_order_in_which_they_began() -> None:
 def test_a_step_without_rows_changes_nothing_but_is_accounted_for() -> None:
     bench = Bench()
     request = bench.admit(0, [5, 6, 7])
-    batch, digest = bench.replica.begin_empty_step(9)
-    assert (batch.step, batch.requests, bench.replica.num_under_way) == (9, (), 1)
+    batch, digest = bench.replica.begin_empty_step()
+    assert (batch.step, batch.requests, bench.replica.num_under_way) == (0, (), 1)
     bench.executor.submit({0: (batch, digest)})
     outcome = bench.end()
     assert (outcome.sampled, outcome.failed) == ({}, set())

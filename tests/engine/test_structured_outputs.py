@@ -260,7 +260,7 @@ def test_drafts_are_made_for_the_others_only() -> None:
             "invalid_grammar",
             "in the form that was asked for",
         ),
-        ({"regex": "ab", "allowed_token_ids": [50]}, "generation_failed", "no permitted token"),
+        ({"regex": "ab", "allowed_token_ids": [50]}, "invalid_value", "no permitted token"),
     ],
     ids=["the grammar", "another mask"],
 )

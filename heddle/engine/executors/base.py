@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Protocol, Self
 
 from heddle.config.engine import ResolvedConfig
 from heddle.errors import PlanMismatch
+from heddle.faults.watch import RankWatch
 from heddle.step.batch import GlobalBatch, RankReply
 
 if TYPE_CHECKING:  # importing the protocol loads torch, which a driver of processes never needs
@@ -54,8 +55,10 @@ class WorkerFactory(Protocol):
         global_rank: int,
         world: World,
         on_progress: Callable[[int, int], None] | None = None,
+        *,
+        watch: RankWatch | None = None,
     ) -> Worker:
-        """Make the worker of `global_rank`."""
+        """Make the worker of `global_rank`; it tells `watch` where it stands."""
         ...
 
 
@@ -107,6 +110,14 @@ class Executor(Protocol):
         """
         ...
 
+    def check(self) -> None:
+        """See, without waiting, that no rank has ended while no step is under way.
+
+        Raises:
+            RankFailed: one has.
+        """
+        ...
+
     def execute(self, batch: GlobalBatch, digest: int) -> tuple[RankReply, ...]:
         """Run one step of replica 0: `submit`, then `collect`."""
         ...
@@ -155,13 +166,14 @@ def check_agreement(
         PlanMismatch: names the first rank and word that differ.
     """
     for rank, reply in enumerate(replies, start=first_rank):
-        for word, found, expected in (
-            ("epoch", reply.epoch, batch.epoch),
-            ("step", reply.step, batch.step),
-            ("digest", reply.digest, digest),
+        for kind, word, found, expected in (
+            ("epoch", "epoch", reply.epoch, batch.epoch),
+            ("step", "step", reply.step, batch.step),
+            ("plan", "digest", reply.digest, digest),
         ):
             if found != expected:
                 raise PlanMismatch(
                     f"rank {rank} answered with {word} {found}, the driver sent {expected} in step "
-                    f"{batch.step} of epoch {batch.epoch}; nothing of this step is emitted"
+                    f"{batch.step} of epoch {batch.epoch}; nothing of this step is emitted",
+                    kind,
                 )

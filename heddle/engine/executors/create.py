@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+
 from heddle.config.engine import ResolvedConfig
 from heddle.engine.executors.base import Executor, RankProgress
 from heddle.engine.executors.launch_info import LaunchInfo
+from heddle.engine.executors.launcher import RankLauncher
 from heddle.errors import ConfigError
+
+logger = logging.getLogger(__name__)
 
 
 def create_executor(
@@ -13,6 +18,7 @@ def create_executor(
     *,
     on_progress: RankProgress | None = None,
     launch: LaunchInfo | None = None,
+    launcher: RankLauncher | None = None,
 ) -> Executor:
     """The executor that `resolved.executor` names, not started yet.
 
@@ -21,9 +27,17 @@ def create_executor(
             `torchrun`.
         on_progress: told (rank, done, total) while weights load.
         launch: what a launcher told this process; `torchrun` needs it.
+        launcher: warm, for rank processes, and left running; None: one of the executor's own.
     Raises:
         ConfigError: the name is none of these, or there is no launcher.
     """
+    if resolved.enable_fault_injection:
+        logger.warning(
+            "FAULT INJECTION IS ENABLED: THIS ENGINE FAILS ON PURPOSE; "
+            "life %d of its ranks, faults: %s",
+            resolved.epoch,
+            "; ".join(map(str, resolved.faults)) or "none",
+        )
     # Each kind is imported only when chosen: processes need no torch in the driver.
     if resolved.executor == "inline":
         from heddle.engine.executors.inline import InlineExecutor
@@ -36,7 +50,7 @@ def create_executor(
     if resolved.executor == "processes":
         from heddle.engine.executors.processes import ProcessesExecutor
 
-        return ProcessesExecutor(resolved, on_progress=on_progress)
+        return ProcessesExecutor(resolved, on_progress=on_progress, launcher=launcher)
     if resolved.executor == "ray":
         from heddle.engine.executors.ray_executor import RayExecutor
 

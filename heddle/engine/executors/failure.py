@@ -7,8 +7,8 @@ The first report that is not derived is the cause; the others follow it as one l
 from __future__ import annotations
 
 import traceback
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from heddle.config.parallel import ParallelConfig
 from heddle.errors import (
@@ -45,6 +45,10 @@ class Failure:
     """True when a collective missed its deadline: some rank never joined it."""
     cause: BaseException | None = None
     """The exception itself, where it lives in this process."""
+    mismatch: str = ""
+    """Of a `PlanMismatch`: what differs, its `kind`."""
+    sketch: Mapping[str, str] = field(default_factory=dict)
+    """Of a `PlanMismatch`: what the rank understood of the step."""
 
 
 def failure_of(rank: int, error: BaseException) -> Failure:
@@ -58,6 +62,8 @@ def failure_of(rank: int, error: BaseException) -> Failure:
         is_derived=isinstance(error, RankFailed),
         is_timeout=isinstance(error, CollectiveTimeout),
         cause=error,
+        mismatch=error.kind if isinstance(error, PlanMismatch) else "",
+        sketch=error.sketch if isinstance(error, PlanMismatch) else {},
     )
 
 
@@ -106,14 +112,36 @@ def start_error(parallel: ParallelConfig, failures: Sequence[Failure]) -> Heddle
     return error
 
 
+def idle_error(parallel: ParallelConfig, failures: Sequence[Failure]) -> RankFailed:
+    """The error of a rank that ended while it had nothing to do."""
+    return RankFailed(_message(parallel, failures, "while idle"))
+
+
 def step_error(
-    parallel: ParallelConfig, failures: Sequence[Failure], epoch: int, step: int
+    parallel: ParallelConfig,
+    failures: Sequence[Failure],
+    epoch: int,
+    step: int,
+    compare: Callable[[int, Mapping[str, str]], str] | None = None,
 ) -> HeddleError:
-    """The error that ends a step, and the executor with it."""
+    """The error that ends a step, and the executor with it.
+
+    Args:
+        parallel: how ranks are arranged.
+        failures: in order of arrival.
+        epoch, step: what failed.
+        compare: lays a rank's understanding of the step beside the driver's own, as a table.
+    """
     kinds = {kind.__name__: kind for kind in _STEP_KINDS}
     cause = first_cause(failures)
-    where = f"in step {step} of epoch {epoch}"
-    error: HeddleError = kinds.get(cause.kind, RankFailed)(_message(parallel, failures, where))
+    message = _message(parallel, failures, f"in step {step} of epoch {epoch}")
+    error: HeddleError
+    if cause.kind == PlanMismatch.__name__:
+        table = compare(cause.rank, cause.sketch) if compare and cause.sketch else ""
+        text = f"{message}\n{table}" if table else message
+        error = PlanMismatch(text, cause.mismatch or "plan", cause.sketch)
+    else:
+        error = kinds.get(cause.kind, RankFailed)(message)
     error.__cause__ = cause.cause
     return error
 

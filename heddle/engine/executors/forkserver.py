@@ -21,9 +21,10 @@ from multiprocessing.connection import wait
 from typing import NoReturn
 
 from heddle.engine.executors import rank_process
-from heddle.engine.executors.launcher import STATUS, interpreter_command
+from heddle.engine.executors.launcher import STATUS
+from heddle.engine.interpreter import interpreter_command
 
-_MOST_DESCRIPTORS = 6
+_MOST_DESCRIPTORS = 7
 _PARENT_CHECK_SECONDS = 1.0
 _ORPHAN_SECONDS = 0.3
 

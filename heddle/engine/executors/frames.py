@@ -82,7 +82,7 @@ class FrameDecoder(Generic[T]):
         with body:
             try:
                 return self._decoder.decode(body)
-            except msgspec.DecodeError as error:
+            except (msgspec.DecodeError, RecursionError) as error:
                 raise HeddleError(f"received a frame that is no known message: {error}") from error
 
 
@@ -112,3 +112,7 @@ class BlockingChannel(Generic[T]):
     def send(self, message: msgspec.Struct) -> None:
         """Write a message; returns when it is in the kernel's hands."""
         self._socket.sendall(encode_frame(message))
+
+    def send_raw(self, octets: bytes) -> None:
+        """Write what may be no message: a fault on purpose."""
+        self._socket.sendall(octets)

@@ -16,6 +16,7 @@ from heddle.engine.executors.failure import failure_of
 from heddle.engine.executors.ledger import StepUnderWay
 from heddle.engine.executors.lifecycle import ManagedExecutor, RanksFailed
 from heddle.errors import ConfigError
+from heddle.faults.watch import create_watch
 
 
 class InlineExecutor(ManagedExecutor):
@@ -59,7 +60,8 @@ class InlineExecutor(ManagedExecutor):
         try:
             factory = load_worker_factory(self._factory)
             report = progress_of(0, self._on_progress)
-            self._worker = factory(self._resolved, 0, SoloWorld(), report)
+            watch = create_watch(self._resolved.faults, 0, self._resolved.epoch)
+            self._worker = factory(self._resolved, 0, SoloWorld(), report, watch=watch)
         except Exception as error:
             raise RanksFailed([failure_of(0, error)]) from None
 

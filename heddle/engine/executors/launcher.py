@@ -15,25 +15,31 @@ import signal
 import socket
 import struct
 import subprocess
-import sys
 import time
 import weakref
 from collections.abc import Sequence
 from multiprocessing.connection import wait  # poll(2), without the 1024 limit of select
 from typing import Literal, NamedTuple
 
+from heddle.engine.interpreter import interpreter_command
 from heddle.errors import RankFailed
 
 _WORLD_MODULES = {"shm": "heddle.comm.shared_memory.world", "gloo": "heddle.comm.torch_group"}
 """What connects the ranks, by the name of `cpu_comm_backend`."""
+_KERNEL_MODULES = {
+    "torch": (),
+    "numba": ("heddle.attention.backends.numba_cpu", "heddle.kernels.linear.numba_cpu"),
+}
+"""What makes kernels, by their kind: importing numba takes seconds, and starts no thread."""
 STATUS = struct.Struct("<q")
 """What the launcher writes to a status pipe: the rank's pid, and at its end its exit code."""
 _EXIT_SECONDS = 5.0
 
 
-def modules_to_warm(cpu_comm_backend: str) -> tuple[str, ...]:
+def modules_to_warm(cpu_comm_backend: str, kernels: str = "torch") -> tuple[str, ...]:
     """What every rank will import; the launcher does it once."""
-    return ("torch", _WORLD_MODULES[cpu_comm_backend], "heddle.runner.worker")
+    world = _WORLD_MODULES[cpu_comm_backend]
+    return ("torch", world, "heddle.runner.worker", *_KERNEL_MODULES[kernels])
 
 
 class RankDescriptors(NamedTuple):
@@ -43,6 +49,8 @@ class RankDescriptors(NamedTuple):
     death: int
     output: int
     stacks: int
+    page: int
+    """On which the rank says where it stands."""
     segment: int | None = None
     """Memory that the ranks share, or none."""
 
@@ -123,12 +131,19 @@ class RankLauncher:
                 env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
             )
         self._control = ours
+        self.is_silent = False
+        """It did not start or reap a rank in time: it is stopped, or hangs."""
         self._finalizer = weakref.finalize(self, _end_launcher, self._process, ours, os.getpid())
 
     @property
     def pid(self) -> int:
         """Process id of the launcher."""
         return self._process.pid
+
+    @property
+    def is_alive(self) -> bool:
+        """The process has not ended."""
+        return self._process.poll() is None
 
     def launch(self, descriptors: RankDescriptors) -> RankHandle:
         """Ask for one rank; `RankHandle.read_pid` says when it is there.
@@ -154,17 +169,6 @@ class RankLauncher:
     def close(self) -> None:
         """End the launcher, and with it every rank that it started; a second call does nothing."""
         self._finalizer()
-
-
-def interpreter_command(module: str, function: str, *arguments: object) -> list[str]:
-    """Command line of an interpreter that finds what this one finds, and calls one function.
-
-    `-c` instead of `-m`: the path must be set before anything is imported.
-    """
-    call = ", ".join(map(repr, arguments))
-    path = [os.path.abspath(entry) for entry in sys.path]
-    line = f"import sys; sys.path[:] = {path!r}; import {module} as m; m.{function}({call})"
-    return [sys.executable, "-c", line]
 
 
 def _end_launcher(process: subprocess.Popen[bytes], control: socket.socket, owner: int) -> None:

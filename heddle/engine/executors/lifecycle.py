@@ -14,7 +14,15 @@ from typing import Literal, NoReturn, Self, TypeVar
 
 from heddle.config.engine import ResolvedConfig
 from heddle.engine.executors.base import Submission, check_agreement
-from heddle.engine.executors.failure import Failure, first_cause, mesh_of, start_error, step_error
+from heddle.engine.executors.differences import compare_sketch
+from heddle.engine.executors.failure import (
+    Failure,
+    first_cause,
+    idle_error,
+    mesh_of,
+    start_error,
+    step_error,
+)
 from heddle.engine.executors.ledger import StepLedger, StepUnderWay
 from heddle.engine.lockstep import moves_in_lockstep
 from heddle.errors import HeddleError, RankFailed
@@ -64,6 +72,10 @@ class ManagedExecutor(ABC):
         `RanksFailed` when a rank of any replica fails, or is late.
         """
 
+    def _look(self) -> Sequence[Failure]:
+        """Ranks that have ended without work; nothing where none can end by itself."""
+        return ()
+
     @abstractmethod
     def _take_down(self) -> None:
         """End whatever has been started; never waits for a hung rank. Called more than once."""
@@ -100,6 +112,13 @@ class ManagedExecutor(ABC):
         done = self._ledger.first_done(replicas)
         assert done is not None  # that is what was awaited
         return done
+
+    def check(self) -> None:
+        """See that idle ranks are there; see `Executor.check`."""
+        if self._state == "running" and self._ledger.is_idle:
+            failures = self._look()
+            if failures:
+                self._end(idle_error(self._resolved.parallel, failures))
 
     def collect(self, replica: int) -> tuple[RankReply, ...]:
         """End the oldest step of a replica; see `Executor.collect`."""
@@ -154,8 +173,14 @@ class ManagedExecutor(ABC):
         """The error in words of the step that the first cause was in."""
         cause = first_cause(failures).rank
         oldest = self._ledger.head(self._ledger.oldest(self._ledger.busy_replicas()))
-        step = self._ledger.step_of(cause) or oldest
-        return step_error(self._resolved.parallel, failures, step.batch.epoch, step.batch.step)
+        batch = (self._ledger.step_of(cause) or oldest).batch
+        return step_error(
+            self._resolved.parallel,
+            failures,
+            batch.epoch,
+            batch.step,
+            lambda rank, sketch: compare_sketch(self._resolved, batch, rank, sketch),
+        )
 
     def _end(self, error: HeddleError) -> NoReturn:
         """Close, remember why, and raise."""

@@ -38,12 +38,16 @@ class Start(msgspec.Struct, frozen=True, tag=True):
     """Private folder in which the ranks find each other; empty once all are ready."""
     rendezvous: Rendezvous | None = None
     """Where ranks of several hosts find each other instead."""
+    identity: dict[str, str] = {}
+    """The driver's settings and versions; see `heddle.step.identity`."""
 
 
 class Agreement(msgspec.Struct, frozen=True, tag=True):
     """The configuration that all launched ranks run."""
 
     resolved: ResolvedConfig
+    identity: dict[str, str]
+    """The driver's settings and versions; see `heddle.step.identity`."""
 
 
 class Step(msgspec.Struct, frozen=True, tag=True):
@@ -96,12 +100,20 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     detail: str
     is_derived: bool
     is_timeout: bool
+    mismatch: str = ""
+    sketch: dict[str, str] = {}
 
     @classmethod
     def of(cls, failure: Failure) -> Failed:
         """What of a failure can travel: all but the exception itself."""
         return cls(
-            failure.text, failure.kind, failure.detail, failure.is_derived, failure.is_timeout
+            failure.text,
+            failure.kind,
+            failure.detail,
+            failure.is_derived,
+            failure.is_timeout,
+            failure.mismatch,
+            dict(failure.sketch),
         )
 
     def failure(self, rank: int) -> Failure:
@@ -113,6 +125,8 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
             detail=self.detail,
             is_derived=self.is_derived,
             is_timeout=self.is_timeout,
+            mismatch=self.mismatch,
+            sketch=self.sketch,
         )
 
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import dataclasses
 import signal
-import tempfile
 import time
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -23,6 +22,7 @@ from typing import Generic, TypeVar
 from heddle.comm.shared_memory.segment import create_segment
 from heddle.config.engine import ResolvedConfig
 from heddle.engine.executors.base import RANK_WORKER, RankProgress
+from heddle.engine.executors.black_box import with_standings
 from heddle.engine.executors.deadline import COLLECTIVE_SHARE
 from heddle.engine.executors.failure import Failure, describe_rank
 from heddle.engine.executors.frames import encode_frame
@@ -31,8 +31,11 @@ from heddle.engine.executors.ledger import StepUnderWay
 from heddle.engine.executors.lifecycle import ManagedExecutor, RanksFailed
 from heddle.engine.executors.messages import Failed, FromRank, Progress, Ready, Reply, Start, Step
 from heddle.engine.executors.ranks import Ended, RankProcesses, Ranks
+from heddle.engine.executors.run_folder import run_folder
 from heddle.engine.executors.waiting import Awaited, OldestSteps, Roll, await_answers
+from heddle.faults.page import Standing
 from heddle.step.batch import RankReply
+from heddle.step.identity import identity_of
 
 _SETTLE_SECONDS = 0.5
 """After a lost peer: how long its end may take to be seen. It takes about 10 ms."""
@@ -78,19 +81,22 @@ class ProcessesExecutor(ManagedExecutor):
         ranks = self._ranks = self._create_ranks(labels)
         # Ends the ranks also when this executor is dropped, and when the interpreter exits.
         self._end_ranks = weakref.finalize(self, ranks.close)
+        ranks.set_epoch(self._resolved.epoch)
         ranks.launch(deadline)
         # Private to this user (0700). Ranks find each other through it and are connected from then
         # on; if the driver dies before it removes the folder, they do.
-        with tempfile.TemporaryDirectory(prefix="heddle-", ignore_cleanup_errors=True) as folder:
+        with run_folder() as folder:
             for rank in range(self.world_size):
                 ranks.send(rank, encode_frame(self._start_of(rank, folder)))
             source = _Events(ranks, _ready_of, self._on_progress)
-            _await_or_kill(ranks, source, Roll(self.world_size), deadline, limit)
+            roll: Roll[Ready] = Roll(self.world_size)
+            _await_or_kill(self._resolved, ranks, source, roll, deadline, limit)
         ranks.is_idle = True
 
     def _start_of(self, rank: int, folder: str) -> Start:
         """The first message to a rank; `folder` is private to the ranks of this host."""
-        return Start(self._resolved, rank, self._factory, folder)
+        identity = identity_of(self._resolved)
+        return Start(self._resolved, rank, self._factory, folder, identity=identity)
 
     def _create_ranks(self, labels: Sequence[str]) -> Ranks:
         """The ranks, not launched, and the memory that they will share."""
@@ -112,7 +118,18 @@ class ProcessesExecutor(ManagedExecutor):
         ranks = self._running()
         late = self._ledger.first_late(replicas)
         awaited = OldestSteps(self._ledger, replicas)
-        _await_or_kill(ranks, _Events(ranks, _reply_of), awaited, late.deadline, late.seconds)
+        source = _Events(ranks, _reply_of)
+        _await_or_kill(self._resolved, ranks, source, awaited, late.deadline, late.seconds)
+
+    def _look(self) -> Sequence[Failure]:
+        ranks = self._running()
+        found = [event for _, event in _Events(ranks, _reply_of).poll(0)]
+        failures = [event for event in found if isinstance(event, Failure)]
+        if not failures:
+            return []
+        standings = ranks.standings()
+        ranks.kill()
+        return with_standings(self._resolved, _with_last_words(ranks, failures), standings)
 
     def collect(self, replica: int) -> tuple[RankReply, ...]:
         """End the oldest step of a replica; see `Executor.collect`."""
@@ -149,6 +166,8 @@ class _Events(Generic[_T]):
         self._ranks = ranks
         self._answer_of = answer_of
         self._on_progress = on_progress
+        self.standings: list[Standing] = []
+        """Where ranks stood when some of them counted as hung; empty: none did."""
 
     def poll(self, timeout: float) -> Iterator[tuple[int, _T | Failure]]:
         """Answers, and whatever else came instead of one."""
@@ -169,7 +188,12 @@ class _Events(Generic[_T]):
         return float("inf") if failure.is_timeout else _SETTLE_SECONDS
 
     def hung(self, silent: Sequence[int], waited_seconds: float) -> list[Failure]:
-        """A failure for each rank that neither answered nor ended, with its stacks."""
+        """A failure for each rank that neither answered nor ended, with its stacks; the one that
+        holds up the others comes first.
+        """
+        # Before the stacks: a stopped rank is resumed for these.
+        self.standings = self._ranks.standings()
+        progress = {standing.rank: standing.progress for standing in self.standings}
         stacks = self._ranks.dump_stacks() if silent else {}
         return [
             Failure(
@@ -177,7 +201,7 @@ class _Events(Generic[_T]):
                 text=f"it did not answer within {waited_seconds:.1f} s",
                 detail=stacks.get(rank, "no stacks: the process does not react to signals"),
             )
-            for rank in silent
+            for rank in sorted(silent, key=lambda rank: progress.get(rank, (0, 0, 0)))
         ]
 
 
@@ -209,6 +233,7 @@ def _describe_end(exit_code: int | None) -> str:
 
 
 def _await_or_kill(
+    resolved: ResolvedConfig,
     ranks: Ranks,
     source: _Events[_T],
     awaited: Awaited[_T],
@@ -219,12 +244,17 @@ def _await_or_kill(
     try:
         await_answers(source, awaited, deadline, limit_seconds)
     except RanksFailed as failed:
+        standings = source.standings or ranks.standings()
         ranks.kill()
-        raise RanksFailed(
-            [
-                failure
-                if failure.detail
-                else dataclasses.replace(failure, detail=ranks.last_words(failure.rank))
-                for failure in failed.failures
-            ]
-        ) from None
+        failures = _with_last_words(ranks, failed.failures)
+        raise RanksFailed(with_standings(resolved, failures, standings)) from None
+
+
+def _with_last_words(ranks: Ranks, failures: Sequence[Failure]) -> list[Failure]:
+    """Where a rank told nothing of its failure, what it wrote before; all ranks have ended."""
+    return [
+        failure
+        if failure.detail
+        else dataclasses.replace(failure, detail=ranks.last_words(failure.rank))
+        for failure in failures
+    ]

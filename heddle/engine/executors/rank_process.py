@@ -30,6 +30,10 @@ from heddle.engine.executors.messages import (
     ToRank,
 )
 from heddle.engine.executors.rank_world import create_rank_world
+from heddle.engine.executors.spoiled import OVERSIZED, spoiled
+from heddle.faults.page import start_heartbeat
+from heddle.faults.watch import RankWatch, create_watch
+from heddle.step.identity import check_identity, identity_of
 
 if TYPE_CHECKING:  # torch is imported once the process is set up
     from heddle.comm.base import World
@@ -38,7 +42,9 @@ STACKS_SIGNAL = signal.SIGUSR1
 """Makes a rank write the stacks of its threads to its stacks file, even within a C call."""
 
 
-def run(channel: int, death: int, output: int, stacks: int, segment: int | None = None) -> NoReturn:
+def run(
+    channel: int, death: int, output: int, stacks: int, page: int, segment: int | None = None
+) -> NoReturn:
     """Be a rank until told to stop; never returns.
 
     Args:
@@ -46,9 +52,10 @@ def run(channel: int, death: int, output: int, stacks: int, segment: int | None 
         death: read end of a pipe that nobody writes to; its end of file is the driver's death.
         output: takes the place of stdout and stderr.
         stacks: file for stack dumps.
+        page: on which this rank says where it stands.
         segment: memory shared with the other ranks; None: they talk over gloo.
     """
-    watch = DeathWatch(death)
+    death_watch = DeathWatch(death)
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt goes to the driver, which decides
     os.dup2(output, 1)
@@ -58,7 +65,7 @@ def run(channel: int, death: int, output: int, stacks: int, segment: int | None 
     faulthandler.register(STACKS_SIGNAL, stacks, all_threads=True)
     messages: BlockingChannel[ToRank] = BlockingChannel(socket.socket(fileno=channel), ToRank)
     try:
-        _serve(messages, watch, segment)
+        _serve(messages, death_watch, page, segment)
     except EOFError:
         os._exit(1)  # the driver is gone and needs no answer
     except BaseException as error:
@@ -70,31 +77,48 @@ def run(channel: int, death: int, output: int, stacks: int, segment: int | None 
     os._exit(0)
 
 
-def _serve(messages: BlockingChannel[ToRank], watch: DeathWatch, segment: int | None) -> None:
+def _serve(
+    messages: BlockingChannel[ToRank], death: DeathWatch, page: int, segment: int | None
+) -> None:
     start = messages.receive()
     if not isinstance(start, Start):
         return  # stopped before it began
-    watch.clean_up = start.store_directory
+    death.clean_up = start.store_directory
     _set_up_process(start)
+    resolved = start.resolved
+    check_identity(identity_of(resolved), start.identity)
+    watch = create_watch(resolved.faults, start.global_rank, resolved.epoch, page)
+    start_heartbeat(watch.page)
+    watch.enter("import")
     import torch
 
-    torch.set_num_threads(start.resolved.num_threads)
+    torch.set_num_threads(resolved.num_threads)
+    watch.enter("group")
     with create_rank_world(start, segment) as world:
-        _run_steps(messages, start, world)
+        _run_steps(messages, start, world, watch)
 
 
-def _run_steps(messages: BlockingChannel[ToRank], start: Start, world: World) -> None:
+def _run_steps(
+    messages: BlockingChannel[ToRank], start: Start, world: World, watch: RankWatch
+) -> None:
     """Load, then answer steps until told to stop."""
 
     def report(done: int, total: int) -> None:
         messages.send(Progress(done, total))
 
     create_worker = load_worker_factory(start.worker)
-    worker = create_worker(start.resolved, start.global_rank, world, report)
+    worker = create_worker(start.resolved, start.global_rank, world, report, watch=watch)
     messages.send(Ready())
-    while isinstance(message := messages.receive(), Step):
+    receive = spoiled(messages.receive, watch.injector)
+    watch.enter("idle")
+    while isinstance(message := receive(), Step):
         deadline = time.monotonic() + message.seconds
-        messages.send(Reply(worker.execute(message.batch, message.digest, deadline)))
+        reply = Reply(worker.execute(message.batch, message.digest, deadline))
+        watch.enter("reply")
+        if watch.has_bad_frame:
+            messages.send_raw(OVERSIZED)
+        messages.send(reply)
+        watch.enter("idle")
     assert isinstance(message, Stop)
 
 

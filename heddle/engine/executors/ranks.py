@@ -27,6 +27,7 @@ from heddle.engine.executors.messages import Failed, FromRank, Stop
 from heddle.engine.executors.rank_process import STACKS_SIGNAL
 from heddle.engine.executors.relay import OutputRelay
 from heddle.errors import HeddleError
+from heddle.faults.page import Standing, create_page, look
 
 _CHUNK_BYTES = 1 << 18
 _STOP_SECONDS = 2.0
@@ -89,6 +90,10 @@ class Ranks(ABC):
     @abstractmethod
     def dump_stacks(self) -> dict[int, str]:
         """Stacks of all threads of every rank that can still be asked, by rank."""
+
+    def standings(self) -> list[Standing]:
+        """Where the ranks stand, in order of rank; those are left out that nobody here can see."""
+        return []
 
     def _enlist(self, handle: RankHandle, channel: socket.socket) -> None:
         """Take up a rank that is being started; the next one in order."""
@@ -224,6 +229,7 @@ class RankProcesses(Ranks):
         self._launcher = launcher
         self._segment = segment
         self._stacks: list[int] = []
+        self._pages: list[int] = []
 
     def launch(self, deadline: float) -> None:
         """Start all processes; see `Ranks.launch`."""
@@ -244,6 +250,8 @@ class RankProcesses(Ranks):
         self._resources.callback(ours.close)
         nameless = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the other resources
         stacks = self._resources.enter_context(nameless).fileno()
+        page = create_page()
+        self._resources.callback(os.close, page)
         with theirs:
             handle = self._launcher.launch(
                 RankDescriptors(
@@ -251,12 +259,20 @@ class RankProcesses(Ranks):
                     death=death,
                     output=self._relay.write_end(number),
                     stacks=stacks,
+                    page=page,
                     segment=self._segment,
                 )
             )
         self._resources.callback(handle.close)
         self._stacks.append(stacks)
+        self._pages.append(page)
         self._enlist(handle, ours)
+
+    def kill(self) -> None:
+        """End every process; see `Ranks.kill`. A launcher that reaps none of them is noted."""
+        super().kill()
+        if any(not rank.handle.is_gone for rank in self._ranks):
+            self._launcher.is_silent = True
 
     def dump_stacks(self) -> dict[int, str]:
         """Stacks of every rank; see `Ranks.dump_stacks`."""
@@ -264,6 +280,10 @@ class RankProcesses(Ranks):
             rank.handle.signal(STACKS_SIGNAL)
             rank.handle.signal(signal.SIGCONT)  # a stopped process must run to write its stacks
         return {number: dump for number, dump in enumerate(read_stacks(self._stacks)) if dump}
+
+    def standings(self) -> list[Standing]:
+        """Where each rank stands, also one that is stopped or dead; see `Ranks.standings`."""
+        return [standing for page in self._pages if (standing := look(page)) is not None]
 
 
 def read_stacks(files: Sequence[int]) -> list[str]:

@@ -27,9 +27,11 @@ from typing import Literal
 import msgspec
 
 from heddle.engine.executors.frames import encode_frame
-from heddle.engine.executors.launcher import STATUS, interpreter_command
+from heddle.engine.executors.launcher import STATUS
 from heddle.engine.executors.rank_process import STACKS_SIGNAL
 from heddle.engine.executors.ranks import read_stacks
+from heddle.engine.interpreter import interpreter_command
+from heddle.faults.page import create_page
 
 Role = Literal["channel", "output", "lifeline"]
 ROLES: tuple[Role, ...] = ("channel", "output", "lifeline")
@@ -91,6 +93,7 @@ class RankHost:
                 death_read,
                 output.fileno(),
                 self._stacks.fileno(),
+                (page := create_page()),
                 *segment,
             ]
             command = interpreter_command("heddle.engine.executors.rank_process", "run", *passed)
@@ -99,7 +102,7 @@ class RankHost:
             process = self._process = subprocess.Popen(  # noqa: S603 - our own interpreter
                 command, stdin=subprocess.DEVNULL, pass_fds=passed, cwd=self._directory
             )
-            for descriptor in (death_read, *segment):
+            for descriptor in (death_read, page, *segment):
                 os.close(descriptor)
             channel.close()  # or nobody would see the rank's end of it close
             output.close()

@@ -13,9 +13,10 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Sequence
-from contextlib import suppress
 from datetime import UTC, datetime
 from multiprocessing.connection import wait
+
+from heddle.engine.line_sink import LineSink
 
 _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 _KEPT_LINES = 60
@@ -53,6 +54,7 @@ class OutputRelay:
         self._stop_read, self._stop_write = os.pipe()
         self._tails = [deque[str](maxlen=_KEPT_LINES) for _ in labels]
         self._partial = [b"" for _ in labels]
+        self._sink = LineSink(lambda: sys.stderr)
         self._thread = threading.Thread(target=self._run, name="heddle-output-relay", daemon=True)
 
     @property
@@ -132,6 +134,6 @@ class OutputRelay:
         text = line.decode("utf-8", "backslashreplace")
         self._tails[rank].append(text)
         shown = format_line(text, self._labels[rank], self.epoch, datetime.now(UTC))
-        # A program may have closed or replaced its stderr; its ranks must not block on that.
-        with suppress(OSError, ValueError, AttributeError):
-            sys.stderr.write(shown + "\n")
+        # Of the program's stderr as it is now. A rank must not block on whoever reads that, nor on
+        # a full disk: it would be taken for hung.
+        self._sink.write(shown)

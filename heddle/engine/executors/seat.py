@@ -34,6 +34,7 @@ from heddle.engine.executors.messages import (
     ToSeat,
 )
 from heddle.errors import CollectiveTimeout, HeddleError, RankFailed
+from heddle.step.identity import check_identity, identity_of
 
 _T = TypeVar("_T")
 _Answer = TypeVar("_Answer", Ready, Reply)
@@ -75,13 +76,16 @@ class Seat:
         self._thread.start()
 
     def _adopt(self, resolved: ResolvedConfig) -> ResolvedConfig:
-        """The driver's configuration, with what is this host's own.
+        """The driver's configuration, with what is this host's own; refused where this rank was
+        started with other settings or versions.
 
         Each process measured its own free memory; a pool of another size would not hold the blocks
         that the driver hands out.
         """
-        frame = encode_frame(Agreement(resolved)) if self._rank == 0 else None
+        own = identity_of(resolved)
+        frame = encode_frame(Agreement(resolved, own)) if self._rank == 0 else None
         agreement: Agreement = _decode(self._world.broadcast_bytes(frame), Agreement)
+        check_identity(own, agreement.identity)
         return dataclasses.replace(
             agreement.resolved, model_path=resolved.model_path, num_threads=resolved.num_threads
         )

@@ -27,6 +27,7 @@ from heddle.engine.executors.failure import Failure, failure_of
 from heddle.engine.executors.ledger import StepUnderWay
 from heddle.engine.executors.lifecycle import ManagedExecutor
 from heddle.engine.executors.waiting import OldestSteps, Roll, await_answers
+from heddle.faults.watch import RankWatch, create_watch
 from heddle.step.batch import RankReply
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ class ThreadsExecutor(ManagedExecutor):
         self._factory = worker
         self._on_progress = on_progress
         self._workers: dict[int, Worker] = {}
+        self._watches: dict[int, RankWatch] = {}
         self._group: ThreadGroup | None = None
         self._tasks: list[queue.SimpleQueue[_Task | None]] = []
         self._desk = _Desk()
@@ -77,7 +79,9 @@ class ThreadsExecutor(ManagedExecutor):
 
         def create(rank: int) -> Worker:
             report = progress_of(rank, self._on_progress)
-            return factory(self._resolved, rank, group.world(rank), report)
+            watch = create_watch(self._resolved.faults, rank, self._resolved.epoch)
+            self._watches[rank] = watch
+            return factory(self._resolved, rank, group.world(rank), report, watch=watch)
 
         for tasks in self._tasks:
             tasks.put(create)

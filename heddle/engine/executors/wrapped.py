@@ -37,6 +37,10 @@ class WrappedExecutor:
         """See `Executor.collect`."""
         return self.inner.collect(replica)
 
+    def check(self) -> None:
+        """See `Executor.check`."""
+        self.inner.check()
+
     def execute(self, batch: GlobalBatch, digest: int) -> tuple[RankReply, ...]:
         """`submit`, then `collect`, of replica 0."""
         self.submit({0: (batch, digest)})

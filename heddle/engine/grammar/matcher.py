@@ -13,8 +13,9 @@ matcher that runs into a limit is therefore made anew once, alone, before it cou
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +25,10 @@ from heddle.errors import RequestError
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
+
+
+log = logging.getLogger("heddle.engine")
+T = TypeVar("T")
 
 
 class Permitted(NamedTuple):
@@ -71,7 +76,8 @@ class Matcher:
     def permitted(self) -> Permitted:
         """What may come next, the ids that end an answer left out."""
         if self._permitted is None:
-            self._permitted = self._compute() or self._compute_anew() or self._nothing
+            found = self._try(self._compute) or self._try(self._compute_anew)
+            self._permitted = found or self._nothing
         return self._permitted
 
     @property
@@ -96,9 +102,21 @@ class Matcher:
         is_end = self.permitted.may_end and token_id in self._end_ids
         ids = () if is_end else self._spelling(token_id)
         self._is_done = is_end
-        is_legal = is_end or (ids is not None and self._consume(ids))
+        is_legal = is_end or (ids is not None and bool(self._try(lambda: self._consume(ids))))
         self._permitted = None if is_legal and not is_end else self._nothing
         self._has_text |= self._vocabulary.has_text(token_id)
+
+    def _try(self, ask: Callable[[], T]) -> T | None:
+        """What the library says; None where it breaks off, which is this answer's end and nobody
+        else's. A panic of it is no `Exception`.
+        """
+        try:
+            return ask()
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:
+            log.warning("a grammar broke off in the middle of an answer: %s", type(error).__name__)
+            return None
 
     def _consume(self, ids: Sequence[int]) -> bool:
         self._consumed += ids

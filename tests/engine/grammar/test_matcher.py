@@ -270,3 +270,35 @@ def test_work_beyond_the_limits_is_stuck(monkeypatch: pytest.MonkeyPatch) -> Non
     for _ in range(400):
         matcher.accept(rng.choice(letters))
     assert matcher.is_stuck
+
+
+class Panic(BaseException):
+    """As the library's own: no `Exception`."""
+
+
+@pytest.mark.parametrize("error", [Panic("x"), RuntimeError("x"), MemoryError("x")])
+@pytest.mark.parametrize("call", ["compute_bitmask", "consume_tokens", "is_accepting"])
+def test_a_library_that_breaks_off_is_the_end_of_that_answer_alone(
+    call: str, error: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
+    tokenizer, compiler = create()
+    (a,), (b,) = tokenizer.encode("a"), tokenizer.encode("b")
+    grammar = compiler.compile(describe(regex="a[ab]*b"))
+    broken, other = grammar.start(), grammar.start()
+    inner = broken._inner
+
+    class Breaking:
+        def __getattr__(self, name: str) -> Any:
+            return self._break if name == call else getattr(inner, name)
+
+        def _break(self, *_: object) -> None:
+            raise error
+
+    broken._inner = Breaking()  # type: ignore[assignment]
+    broken._create = lambda: Breaking()  # type: ignore[assignment,return-value]
+    broken.accept(a)
+    assert broken.is_stuck
+    assert ids_of(broken.mask()) == []
+    assert type(error).__name__ in caplog.text
+    other.accept(a)
+    assert set(ids_of(other.mask())) == {a, b}

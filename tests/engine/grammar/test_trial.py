@@ -13,10 +13,11 @@ from concurrent.futures import ThreadPoolExecutor
 import psutil
 import pytest
 
-from heddle.engine.grammar import trial
+from heddle.engine import helper_process
 from heddle.engine.grammar.compiler import GrammarCompiler
 from heddle.engine.grammar.source import lark_text
-from heddle.engine.grammar.trial import Limits, PlainTokens, Trials
+from heddle.engine.grammar.trial import MAX_HELPERS, PlainTokens, Trials
+from heddle.engine.helper_process import Limits
 from heddle.errors import RequestError
 from tests.support.grammars import BOTH, EOS, create, describe
 from tests.support.processes import LONG_SECONDS
@@ -49,17 +50,17 @@ def test_the_helper_says_what_the_library_says(trials: Trials) -> None:
     with pytest.raises(ValueError, match="no text"):
         trials.run('start: start "a"')
     trials.run(GOOD)
-    assert len(trials._idle) == 1, "one helper does it all"
+    assert len(trials._helpers._idle) == 1, "one helper does it all"
 
 
 def test_a_description_out_of_time_ends_its_helper_alone(trials: Trials) -> None:
     trials.run(GOOD)
-    (first,) = trials._idle
+    (first,) = trials._helpers._idle
     with pytest.raises(ValueError, match=r"more than 0\.5 s"):
         trials.run(RUNAWAY)
     assert first._process.returncode == -signal.SIGALRM
     trials.run(GOOD)
-    assert trials._idle != [first]
+    assert trials._helpers._idle != [first]
 
 
 def test_a_description_out_of_memory_ends_its_helper_alone() -> None:
@@ -75,8 +76,8 @@ def test_a_helper_that_does_not_even_die_is_killed(
     trials: Trials, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trials.run(GOOD)
-    (helper,) = trials._idle
-    monkeypatch.setattr(trial, "GRACE_SECONDS", 0.0)
+    (helper,) = trials._helpers._idle
+    monkeypatch.setattr(helper_process, "GRACE_SECONDS", 0.0)
     helper._process.send_signal(signal.SIGSTOP)
     with pytest.raises(ValueError, match="more than"):
         trials.run(GOOD)
@@ -88,13 +89,13 @@ def test_a_good_one_need_not_wait_for_one_that_runs_away(
     monkeypatch: pytest.MonkeyPatch, trials: Trials
 ) -> None:
     both = threading.Barrier(2, timeout=LONG_SECONDS)  # with one helper they would never meet
-    ask = trial._Helper.ask
+    ask = helper_process.Helper.ask
 
-    def ask_together(helper: trial._Helper, text: str) -> str:
+    def ask_together(helper: helper_process.Helper, text: bytes) -> bytes:
         both.wait()
         return ask(helper, text)
 
-    monkeypatch.setattr(trial._Helper, "ask", ask_together)
+    monkeypatch.setattr(helper_process.Helper, "ask", ask_together)
     with ThreadPoolExecutor(2) as pool:
         slow, good = pool.submit(trials.run, RUNAWAY), pool.submit(trials.run, GOOD)
         good.result()
@@ -105,25 +106,25 @@ def test_a_good_one_need_not_wait_for_one_that_runs_away(
 def test_a_helper_that_was_at_work_when_all_were_closed_ends_with_its_description(
     monkeypatch: pytest.MonkeyPatch, trials: Trials
 ) -> None:
-    ask = trial._Helper.ask
+    ask = helper_process.Helper.ask
 
-    def close_and_ask(helper: trial._Helper, text: str) -> str:
+    def close_and_ask(helper: helper_process.Helper, text: bytes) -> bytes:
         trials.close()
         return ask(helper, text)
 
-    monkeypatch.setattr(trial._Helper, "ask", close_and_ask)
+    monkeypatch.setattr(helper_process.Helper, "ask", close_and_ask)
     trials.run(GOOD)
-    assert trials._idle == []
+    assert trials._helpers._idle == []
 
 
-def test_no_more_helpers_than_seats(monkeypatch: pytest.MonkeyPatch, trials: Trials) -> None:
+def test_no_more_helpers_than_seats() -> None:
     made: list[PlainTokens] = []
 
     def noted() -> PlainTokens:
         made.append(tokens())
         return made[-1]
 
-    trials._tokens = noted
+    trials = Trials(noted)
     barrier = threading.Barrier(6)
 
     def ask(_: int) -> None:
@@ -132,7 +133,8 @@ def test_no_more_helpers_than_seats(monkeypatch: pytest.MonkeyPatch, trials: Tri
 
     with ThreadPoolExecutor(6) as pool:
         list(pool.map(ask, range(6)))
-    assert 1 <= len(made) <= trial.MAX_HELPERS
+    assert 1 <= len(made) <= MAX_HELPERS
+    trials.close()
 
 
 def test_the_library_in_the_driver_never_sees_a_description_that_failed(
@@ -167,7 +169,7 @@ def test_helpers_end_with_their_engine_and_with_the_driver() -> None:
 
 def test_a_helper_whose_driver_has_gone_ends(trials: Trials) -> None:
     trials.run(GOOD)
-    helper = trials._idle.pop()
+    helper = trials._helpers._idle.pop()
     helper._connection.close()
     assert helper._process.wait(30) == 0
 
@@ -176,7 +178,7 @@ def test_no_room_for_a_helper_is_a_refusal(monkeypatch: pytest.MonkeyPatch, tria
     def fail(*_: object, **__: object) -> None:
         raise OSError("no more processes")
 
-    monkeypatch.setattr(trial.subprocess, "Popen", fail)
+    monkeypatch.setattr(helper_process.subprocess, "Popen", fail)
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(RequestError, match="no more processes") as found:
         trials.run(GOOD)
@@ -187,8 +189,8 @@ def test_no_room_for_a_helper_is_a_refusal(monkeypatch: pytest.MonkeyPatch, tria
 def test_a_helper_that_does_not_start_is_a_refusal(
     monkeypatch: pytest.MonkeyPatch, trials: Trials
 ) -> None:
-    monkeypatch.setattr(trial, "interpreter_command", lambda *_: ["/bin/false"])
+    monkeypatch.setattr(helper_process, "interpreter_command", lambda *_: ["/bin/false"])
     began = time.monotonic()
     with pytest.raises(RequestError, match="did not start"):
         trials.run(GOOD)
-    assert time.monotonic() - began < trial.START_SECONDS
+    assert time.monotonic() - began < helper_process.START_SECONDS
