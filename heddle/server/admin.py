@@ -90,8 +90,8 @@ async def server_info(request: Request) -> Response:
             "longest_prompt": serving.capacity.longest_prompt,
             "counters": engine.llm.get_metrics(),
             "open_requests": serving.num_open,
-            "epoch": 0,
-            "restarts": 0,
+            "epoch": serving.epoch,
+            "restarts": serving.epoch,
         }
     return JSONResponse(document)
 

@@ -12,6 +12,7 @@ from starlette.requests import Request
 
 from heddle.engine.outputs import RequestOutput
 from heddle.server.bodies import decode_body, read_body
+from heddle.server.caller import Caller
 from heddle.server.job import Job, while_there
 from heddle.server.requests import SamplingRequest
 from heddle.server.serving import Serving
@@ -28,7 +29,7 @@ class Answering(Protocol):
     chunk_kind: str
     """`object` of the chunks of a stream."""
 
-    async def submit(self, deadline: float | None, request_id: str) -> Job:
+    async def submit(self, caller: Caller) -> Job:
         """Queue its prompts.
 
         Raises:
@@ -58,11 +59,7 @@ async def answer_request(
         ApiError: it is refused, or fails.
     """
     serving: Serving = request.app.state.serving
-    asked, ignored = await decode_body(await read_body(request, serving.max_body_bytes), kind)
-    serving.note_ignored(ignored)
-    answering = create(serving, asked)
-    request_id = request.state.request_id
-    job = await answering.submit(serving.deadline(request), request_id)
+    caller, asked, answering, job = await _submit(serving, request, kind, create)
     if asked.stream:
         return event_stream(
             serving,
@@ -71,8 +68,25 @@ async def answer_request(
             answering.chunk_kind,
             answering.chunks,
             stream_options(asked),
-            request_id,
+            caller.request_id,
         )
     with job:
         outputs = await while_there(request, job.whole())
     return await written(lambda: answering.document(outputs), asked)
+
+
+async def _submit(
+    serving: Serving,
+    request: Request,
+    kind: type[Asked],
+    create: Callable[[Serving, Asked], Answering],
+) -> tuple[Caller, Asked, Answering, Job]:
+    """From the body to the queue; the bytes are forgotten with the end of this."""
+    with serving.body_share() as take:
+        data = await read_body(request, serving.max_body_bytes, take)
+        caller = serving.caller(request)
+        async with serving.preparing.turn(caller.client, len(data), caller.deadline):
+            asked, ignored = await decode_body(data, kind)
+            serving.note_ignored(ignored)
+            answering = create(serving, asked)
+            return caller, asked, answering, await answering.submit(caller)

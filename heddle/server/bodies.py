@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 import msgspec
@@ -26,11 +27,48 @@ Body = TypeVar("Body", bound=msgspec.Struct)
 _Decode = Callable[[bytes, type[Body]], Decoded[Body]]
 
 
-async def read_body(request: Request, max_bytes: int) -> bytes:
+class BodyRoom:
+    """Memory for the bodies of all requests that are being read."""
+
+    def __init__(self) -> None:
+        self.held_bytes = 0
+
+    @contextlib.contextmanager
+    def share(self, most: int) -> Iterator[Callable[[int], None]]:
+        """A block in which one body is read and decoded.
+
+        Args:
+            most: bytes of all bodies together.
+        Yields:
+            What is told of every piece that comes, and raises `ApiError` where there is no room.
+        """
+        own = 0
+
+        def take(size: int) -> None:
+            nonlocal own
+            if own and self.held_bytes + size > most:  # a first piece is no larger than a socket's
+                message = f"{self.held_bytes} bytes of other requests are being read"
+                raise ApiError(message, "engine_overloaded", headers={"Connection": "close"})
+            own += size
+            self.held_bytes += size
+
+        try:
+            yield take
+        finally:
+            self.held_bytes -= own
+
+
+async def read_body(
+    request: Request, max_bytes: int, take: Callable[[int], None] | None = None
+) -> bytes:
     """The whole body.
 
+    Args:
+        request: of HTTP.
+        max_bytes: of the body.
+        take: told of the size of every piece; see `BodyRoom`.
     Raises:
-        ApiError: not JSON by its content type, too large, or too slow.
+        ApiError: not JSON by its content type, too large, too slow, or there is no room for it.
         ClientDisconnect: nobody is there any more.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -43,6 +81,8 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
             async for piece in request.stream():
                 size += len(piece)
                 if size <= max_bytes:
+                    if take is not None:
+                        take(len(piece))
                     pieces.append(piece)
                 else:  # read on: a client that still writes would not see the answer
                     pieces.clear()

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from heddle.config.sampling import SamplingParams
 from heddle.engine.driver import Driver
 from heddle.engine.replica import Replica
-from heddle.errors import HeddleError, PlanMismatch, RankFailed
+from heddle.errors import NumericsError, PlanMismatch, RankFailed
 from heddle.kvcache.keys import CacheScope
 from heddle.scheduler.batch import ScheduledBatch
 from heddle.scheduler.request import Request, RequestStatus
@@ -40,6 +40,7 @@ class Canaries:
         self._open: dict[int, Request] = {}
         """By replica."""
         self._num_made = 0
+        self._epoch = driver.resolved.epoch
 
     def proven(self) -> float:
         """Time since which every rank has answered a step; any thread may ask."""
@@ -52,9 +53,12 @@ class Canaries:
         Returns:
             True once all have; else to be called again a little later.
         Raises:
-            HeddleError: a canary came to NaN or inf.
+            NumericsError: a canary came to NaN or inf.
             RankFailed: a step failed, and with it the engine.
         """
+        if self._epoch != self._driver.resolved.epoch:  # canaries are not replayed
+            self._epoch = self._driver.resolved.epoch
+            self._open.clear()
         for replica in self._driver.replicas:
             is_idle = not replica.scheduler.has_work
             if is_idle and self._last_end(replica.index) < since:
@@ -95,7 +99,7 @@ class Canaries:
             del self._open[index]
             self._driver.replicas[index].forget(canary)
         if any(canary.finish_reason == "error" for canary in ended.values()):
-            raise HeddleError("a canary came to NaN or inf")
+            raise NumericsError("a canary came to NaN or inf")
 
 
 def without_canaries(scheduled: ScheduledBatch) -> ScheduledBatch:

@@ -10,6 +10,7 @@ from starlette.requests import Request
 from heddle.engine.inputs import PromptInput
 from heddle.engine.outputs import CompletionOutput, RequestOutput
 from heddle.server.answering import answer_request
+from heddle.server.caller import Caller
 from heddle.server.conversation import conversation_prompt
 from heddle.server.errors import ApiError
 from heddle.server.job import Job
@@ -71,18 +72,19 @@ class Chat:
             "chatcmpl", asked.model or serving.names[0], serving.fingerprint, answer_name(asked)
         )
 
-    async def submit(self, deadline: float | None, request_id: str) -> Job:
+    async def submit(self, caller: Caller) -> Job:
         """Render the conversation and queue it."""
         serving, asked = self._serving, self._asked
-        prompt: PromptInput = await conversation_prompt(serving, asked, self._tools.shown)
+        prompt: PromptInput = await conversation_prompt(
+            serving, asked, self._tools.shown, caller.deadline
+        )
         self._turns = [Turn(self._tools, prompt.text or "") for _ in range(self._params.n)]
         return await serving.submit(
             [prompt],
             self._params,
             adapter=self._adapter,
             wishes=asked,
-            deadline=deadline,
-            request_id=request_id,
+            caller=caller,
         )
 
     def document(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:

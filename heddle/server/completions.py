@@ -11,6 +11,7 @@ from heddle.engine.outputs import CompletionOutput, PositionLogprobs, RequestOut
 from heddle.engine.text import Detokenizer
 from heddle.errors import counted
 from heddle.server.answering import answer_request
+from heddle.server.caller import Caller
 from heddle.server.errors import ApiError
 from heddle.server.job import Job
 from heddle.server.logprobs import (
@@ -92,7 +93,7 @@ class Completion:
             "cmpl", asked.model or serving.names[0], serving.fingerprint, answer_name(asked)
         )
 
-    async def submit(self, deadline: float | None, request_id: str) -> Job:
+    async def submit(self, caller: Caller) -> Job:
         """Queue all prompts."""
         asked = self._asked
         specials = True if asked.add_special_tokens is None else asked.add_special_tokens
@@ -106,8 +107,7 @@ class Completion:
             adapter=self._adapter,
             wishes=asked,
             needs_tokens=self._wants_tokens,
-            deadline=deadline,
-            request_id=request_id,
+            caller=caller,
         )
 
     def document(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:

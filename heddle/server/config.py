@@ -66,6 +66,8 @@ class ServerConfig:
     """Let the model decide whether it calls a tool (`tool_choice` auto)."""
     reasoning_parser: str = ""
     """How reasoning stands in the model's text: deepseek_r1, qwen3, ...; empty: not told apart."""
+    cache_per_key: bool = False
+    """Share cached prefixes only among requests that show the same key."""
     hide_cached_tokens: bool = False
     """Report 0 cached tokens in usage."""
     max_logprobs: int = 20
@@ -148,6 +150,7 @@ class ServerConfig:
         defaults = {field.name: field.default for field in dataclasses.fields(self)}
         for is_idle, name, reason in (
             (self.metrics_key and not self.has_keys, "metrics_key", "no API key is set"),
+            (self.cache_per_key and not self.has_keys, "cache_per_key", "no API key is set"),
             (
                 self.admin_api_key_file and not self.admin_port,
                 "admin_api_key_file",
@@ -173,10 +176,7 @@ class ServerConfig:
     @property
     def is_loopback(self) -> bool:
         """Only this machine can connect."""
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return self.host == "localhost"
+        return is_loopback(self.host)
 
     @property
     def has_keys(self) -> bool:
@@ -187,6 +187,14 @@ class ServerConfig:
     def has_admin(self) -> bool:
         """There are admin routes."""
         return bool(self.admin_uds or self.admin_port)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a name or an address is this machine's own."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def read_keys(inline: tuple[str, ...], path: str) -> tuple[str, ...]:

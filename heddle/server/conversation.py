@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from heddle.engine.inputs import PromptInput
 from heddle.errors import RequestError
 from heddle.server.errors import ApiError, from_request_error
-from heddle.server.prompts import plain_messages
+from heddle.server.prompts import check_messages, plain_messages
 from heddle.server.requests import ChatRequest, TokenizeRequest
 from heddle.server.serving import Serving
 
@@ -20,6 +19,7 @@ async def conversation_prompt(
     serving: Serving,
     asked: ChatRequest | TokenizeRequest,
     tools: Sequence[Mapping[str, Any]] | None,
+    deadline: float | None = None,
 ) -> PromptInput:
     """The prompt of a conversation.
 
@@ -27,6 +27,7 @@ async def conversation_prompt(
         serving: the server.
         asked: a chat or tokenize request.
         tools: that the template shows.
+        deadline: time of the loop at which it is given up; None: never.
     Raises:
         ApiError: there is no template, it refuses, or fields contradict each other.
     """
@@ -37,7 +38,7 @@ async def conversation_prompt(
             param="chat_template",
         )
     tokenizer = serving.need_tokenizer()
-    turns = plain_messages(asked.messages or ())
+    check_messages(asked.messages or ())
     continues = bool(asked.continue_final_message)
     opens = asked.add_generation_prompt
     if opens is None:
@@ -49,18 +50,22 @@ async def conversation_prompt(
         **(asked.chat_template_kwargs or {}),
     }
 
+    is_given = asked.chat_template is not None
+    templates = serving.templates
+
     def render() -> str:
         return tokenizer.apply_chat_template(
-            turns,
-            chat_template=asked.chat_template or serving.template,
+            plain_messages(asked.messages or ()),
+            chat_template=asked.chat_template if is_given else serving.template,
             add_generation_prompt=opens,
             continue_final_message=continues,
             tools=tools,
             chat_template_kwargs=extra,
+            renderer=templates.render_given if is_given else templates.render,
         )
 
     try:
-        text = await asyncio.to_thread(render)
+        text = await serving.preparing.render(render, is_given=is_given, deadline=deadline)
     except RequestError as refusal:
         raise from_request_error(refusal) from None
     except RecursionError:

@@ -23,6 +23,8 @@ from heddle.engine.driver import Driver
 from heddle.engine.executors.base import Executor
 from heddle.engine.replica import Replica
 from heddle.engine.request_state import RequestState
+from heddle.engine.shadow.shadow import RESULTS
+from heddle.errors import MISMATCH_KINDS
 from heddle.scheduler.batch import ScheduledBatch, ScheduledPart
 from heddle.scheduler.request import Request, RequestStatus
 from heddle.server import metric_table as table
@@ -73,6 +75,26 @@ class WatchedCounters(Counters):
         super().count_request(state)
         self._watch.note_request(state)
 
+    def count_mismatch(self, kind: str) -> None:
+        """A step stopped because ranks and driver disagreed."""
+        super().count_mismatch(kind)
+        self._watch.note_mismatch(kind)
+
+    def count_fault(self) -> None:
+        """Ranks have failed; they are being started anew."""
+        super().count_fault()
+        self._watch.note_ranks(up=False)
+
+    def count_recovery(self, epoch: int, seconds: float, num_replayed: int) -> None:
+        """New ranks are there."""
+        super().count_recovery(epoch, seconds, num_replayed)
+        self._watch.note_recovery(epoch, seconds, num_replayed)
+
+    def count_condemned(self) -> None:
+        """A request has ended because ranks fail of it."""
+        super().count_condemned()
+        self._watch.note_condemned()
+
 
 class EngineWatch:
     """Turns what a driver does into numbers. Belongs to the engine's thread."""
@@ -96,23 +118,30 @@ class EngineWatch:
         self._why_waiting = ""
 
     def around(self, executor: Executor) -> WatchedExecutor:
-        """The executor that a driver is to use instead."""
+        """The executor that a driver is to use instead; asked for again when ranks are new."""
         self._executor = WatchedExecutor(executor, self._clock)
         return self._executor
 
     def listen(self, driver: Driver) -> None:
         """Count what a driver does from now on; it has no open request."""
         assert self._executor is not None, "around comes first"
-        self.canaries = Canaries(driver, self._executor.last_end)
+        self.canaries = Canaries(driver, self._last_end)
         self._topology = Topology.from_resolved(driver.resolved)
         driver.counters = WatchedCounters(driver.counters, self)
         for replica in driver.replicas:
             self._begin_with_zeros(replica.index)
+            self._values.of("engine_epoch", replica.index).set(driver.resolved.epoch)
+        self.note_ranks(up=True)
 
     def ranks_of(self, replica: int) -> Sequence[int]:
         """Global ranks of a replica."""
         assert self._topology is not None, "listen comes first"
         return self._topology.mesh.ranks_of_replica(replica)
+
+    def _last_end(self, replica: int) -> float:
+        """When the ranks that a replica has now last had all answered a step."""
+        assert self._executor is not None, "listen without around"
+        return self._executor.last_end(replica)
 
     def resident_bytes(self) -> list[int]:
         """Memory of each rank's process; empty where ranks are no processes of this host."""
@@ -261,6 +290,8 @@ class EngineWatch:
             "num_requests_waiting_by_reason": ("reason", table.WAIT_REASONS),
             "step_seconds": ("kind", table.STEP_KINDS),
             "steps": ("how", table.LAUNCHES),
+            "step_mismatch": ("kind", MISMATCH_KINDS),
+            "verify_rows": ("result", RESULTS),
             "rank_busy_seconds": ("rank", self.ranks_of(replica)),
             "rank_collective_seconds": ("rank", self.ranks_of(replica)),
         }
@@ -270,16 +301,35 @@ class EngineWatch:
         for metric in table.METRICS:
             if not (metric.labels or metric.is_common):
                 self._values.of(metric.name, replica)
-        for rank in self.ranks_of(replica):
-            self._values.of("rank_up", replica, rank=rank).set(1)
         for name in ("pcp_load_ratio", "kv_imbalance_ratio"):
             self._values.of(name, replica).set(1)
 
-    def note_failure(self, driver: Driver) -> None:
-        """The engine has failed, and with it every rank."""
-        for replica in driver.replicas:
-            for rank in self.ranks_of(replica.index):
-                self._values.of("rank_up", replica.index, rank=rank).set(0)
+    # Ranks come and go, all of them together.
+
+    def note_ranks(self, *, up: bool) -> None:
+        """Every rank works, or none does any more."""
+        assert self._topology is not None, "listen comes first"
+        for replica in range(self._topology.mesh.dp_size):
+            for rank in self.ranks_of(replica):
+                self._values.of("rank_up", replica, rank=rank).set(int(up))
+
+    def note_recovery(self, epoch: int, seconds: float, num_replayed: int) -> None:
+        """New ranks are there."""
+        assert self._topology is not None, "listen comes first"
+        self.note_ranks(up=True)
+        for replica in range(self._topology.mesh.dp_size):
+            self._values.of("engine_epoch", replica).set(epoch)
+        self._values.of("recovery_seconds").observe(seconds)
+        add(self._values, "recoveries", 0, 1)
+        add(self._values, "requests_replayed", 0, num_replayed)
+
+    def note_mismatch(self, kind: str) -> None:
+        """A step stopped because ranks and driver disagreed."""
+        add(self._values, "step_mismatch", 0, 1, kind=kind)
+
+    def note_condemned(self) -> None:
+        """A request has ended because ranks fail of it."""
+        add(self._values, "requests_condemned", 0, 1)
 
 
 def kind_of(scheduled: ScheduledBatch) -> str:

@@ -55,16 +55,22 @@ async def load(request: Request) -> Response:
 async def tokenize(request: Request) -> Response:
     """`POST /tokenize`: ids of a prompt or of a rendered conversation."""
     serving: Serving = request.app.state.serving
-    asked, ignored = await decode_body(
-        await read_body(request, serving.max_body_bytes), TokenizeRequest
-    )
+    with serving.body_share() as take:
+        data = await read_body(request, serving.max_body_bytes, take)
+        caller = serving.caller(request)
+        async with serving.preparing.turn(caller.client, len(data), caller.deadline):
+            return await _tokenized(serving, data, caller.deadline)
+
+
+async def _tokenized(serving: Serving, data: bytes, deadline: float | None) -> Response:
+    asked, ignored = await decode_body(data, TokenizeRequest)
     serving.note_ignored(ignored)
     serving.adapter_of(asked.model)
     tokenizer = serving.need_tokenizer()
     if (asked.prompt is None) == (asked.messages is None):
         raise ApiError("give either prompt or messages", param="prompt")
     if asked.prompt is None:
-        prompt = await conversation_prompt(serving, asked, plain_tools(asked.tools))
+        prompt = await conversation_prompt(serving, asked, plain_tools(asked.tools), deadline)
         text, specials = prompt.text or "", prompt.add_special_tokens
     else:
         text = asked.prompt
@@ -87,9 +93,9 @@ async def tokenize(request: Request) -> Response:
 async def detokenize(request: Request) -> Response:
     """`POST /detokenize`: text of ids."""
     serving: Serving = request.app.state.serving
-    asked, ignored = await decode_body(
-        await read_body(request, serving.max_body_bytes), DetokenizeRequest
-    )
+    with serving.body_share() as take:
+        data = await read_body(request, serving.max_body_bytes, take)
+        asked, ignored = await decode_body(data, DetokenizeRequest)
     serving.note_ignored(ignored)
     serving.adapter_of(asked.model)
     tokenizer = serving.need_tokenizer()

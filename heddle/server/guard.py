@@ -61,6 +61,11 @@ class KeyRing:
         matches = [hmac.compare_digest(shown, digest) for digest in self._digests]
         return scheme.lower() == "bearer" and any(matches)
 
+    def name(self, authorization: str) -> str:
+        """What a client that was let in is told apart by: no key, and none is found from it."""
+        key = authorization.partition(" ")[2].strip().encode("latin-1", "replace")
+        return hashlib.sha256(b"client " + _digest(key)).hexdigest()[:32] if self._digests else ""
+
 
 class Guard:
     """ASGI around the application."""
@@ -111,16 +116,17 @@ class Guard:
         request_id = _request_id(Headers(scope=scope).get("x-request-id", ""))
         scope.setdefault("state", {})["request_id"] = request_id
         started = time.monotonic()
-        status = 0
+        status, is_whole = 0, False
 
         async def send_on(message: Message) -> None:
-            nonlocal status
+            nonlocal status, is_whole
             if message["type"] == "http.response.start":
                 status = message["status"]
                 headers = MutableHeaders(scope=message)
                 headers["x-request-id"] = request_id
                 self._add_cors(headers, scope)
             await send(message)
+            is_whole = message["type"] == "http.response.body" and not message.get("more_body")
 
         self.num_requests += 1
         try:
@@ -132,13 +138,18 @@ class Guard:
             elif _is_preflight(scope):
                 await _answer_preflight(send_on)
             else:
+                shown = Headers(scope=scope).get("authorization", "")
+                scope["state"]["client"] = self._keys.name(shown)
                 await self._app(scope, receive, send_on)
+        except Exception:
+            if not is_whole:
+                raise  # half an answer: the connection is cut
         finally:
             self.num_requests -= 1
             self._note(scope, status, time.monotonic() - started, request_id)
 
     def _refusal(self, scope: Scope) -> ApiError | None:
-        is_probe = scope["path"] in self._open_paths and not is_deep(scope)
+        is_probe = scope["path"] in PROBES and not is_deep(scope)
         if self.num_requests > self._max_requests and not is_probe:
             return ApiError(
                 f"{counted(self._max_requests, 'request')} may be open at once; see "
@@ -164,7 +175,8 @@ class Guard:
         origin = headers.get("origin")
         if origin is not None and not self._allows(origin, headers.get("host", "")):
             return ApiError("pages of this origin may not call; see --allowed-origins", "forbidden")
-        needs_key = not is_probe and not _is_preflight(scope)
+        is_open = scope["path"] in self._open_paths and not is_deep(scope)
+        needs_key = not is_open and not _is_preflight(scope)
         if self._keys and needs_key and not self._keys.opens(headers.get("authorization", "")):
             return ApiError("no API key, or a wrong one", "invalid_api_key")
         return None

@@ -10,9 +10,10 @@ A deep look costs nothing while requests run. Of an idle engine it asks for one 
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -21,16 +22,21 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from heddle.engine.async_llm import AsyncLLM
-from heddle.errors import HeddleError
+from heddle.errors import HeddleError, NumericsError
 from heddle.server.canary import Canaries
 from heddle.server.errors import ApiError
 from heddle.server.guard import is_deep
 from heddle.server.serving import Phase, Serving
 
+log = logging.getLogger("heddle.server")
+FAULT_HEADER = {"x-heddle-fault-injection": "enabled"}
+"""On /ready of a server that fails on purpose."""
 FRESH_SECONDS = 5.0
 """For which a step proves that its ranks work, and a failure to get one that they do not."""
 BUDGET_SECONDS = 20.0
 """Longest wait for a step of every rank."""
+MAX_ALARMS = 5
+"""Of live steps, in an answer."""
 POLL_SECONDS = 0.02
 """Between two looks at ranks that work for others."""
 
@@ -99,42 +105,68 @@ class DeepHealth:
                     await asyncio.sleep(POLL_SECONDS)
         except TimeoutError:
             trouble = f"not every rank has ended a step within {BUDGET_SECONDS:g} s"
-        except HeddleError as error:
+        except NumericsError as error:
             trouble = str(error)
+        except HeddleError as error:  # the first cause may name a host, a file, a line of code
+            log.warning("a deep look at the engine: %s", error)
+            trouble = "the engine has failed"
         now = self._clock()
         self._last = Finding(trouble, self._canaries.proven(), now - began, now)
         return self._last
 
 
 async def health(request: Request) -> Response:
-    """`GET /health`: 200 while the engine serves or will soon."""
+    """`GET /health`: 200 while the engine serves or will soon: who heals is not to be killed."""
     serving: Serving = request.app.state.serving
-    is_well = serving.look() in (Phase.READY, Phase.DRAINING)
+    phase = serving.look()
+    is_well = phase in (Phase.READY, Phase.DRAINING)
     if not is_deep(request.scope):
-        if not is_well:
-            raise ApiError(serving.reason, "engine_unavailable")
+        if not (is_well or phase is Phase.RECOVERING) or serving.is_overdue:
+            raise ApiError(serving.trouble or "ranks are overdue", "engine_unavailable")
+        if bad := _bad_numbers(serving):
+            raise ApiError(bad, "engine_unavailable")
         return JSONResponse({})
     deep: DeepHealth | None = request.app.state.deep_health
     if not is_well or deep is None:
-        return _deep_answer(serving.reason or "no engine is there", None, 0.0)
+        return _deep_answer(serving.trouble or "no engine is there", None, 0.0)
     finding = await deep.look()
-    return _deep_answer(finding.trouble, deep.age(finding), finding.took)
+    trouble = finding.trouble or _bad_numbers(serving)
+    return _deep_answer(trouble, deep.age(finding), finding.took, _alarms(serving))
 
 
 async def ready(request: Request) -> Response:
     """`GET /ready`: 200 while new requests are taken."""
     serving: Serving = request.app.state.serving
     if serving.look() is Phase.READY:
-        return JSONResponse({"status": "ready"})
-    raise ApiError(f"{serving.phase}: {serving.reason}", "engine_unavailable")
+        is_armed = serving.plan.enable_fault_injection
+        return JSONResponse({"status": "ready"}, headers=FAULT_HEADER if is_armed else None)
+    raise ApiError(f"{serving.phase}: {serving.trouble}", "engine_unavailable")
 
 
-def _deep_answer(trouble: str, age: float | None, took: float) -> Response:
+def _bad_numbers(serving: Serving) -> str:
+    """Why the engine's numbers are not to be trusted; empty: nothing speaks against them."""
+    engine = serving.running_engine
+    return "" if engine is None else engine.driver.bad_numbers.trouble
+
+
+def _alarms(serving: Serving) -> list[str]:
+    """What one rank did not confirm of live steps: the first and the last alarms."""
+    engine = serving.running_engine
+    shadow = None if engine is None else engine.llm.shadow
+    found = [] if shadow is None else [str(alarm) for alarm in shadow.alarms]
+    return found if len(found) <= MAX_ALARMS else [found[0], *found[1 - MAX_ALARMS :]]
+
+
+def _deep_answer(
+    trouble: str, age: float | None, took: float, alarms: Sequence[str] = ()
+) -> Response:
     """The numbers, beside the error where there is one."""
     numbers: dict[str, Any] = {
         "age_s": None if age is None else round(age, 3),
         "took_s": round(took, 3),
     }
+    if alarms:
+        numbers["verify_alarms"] = list(alarms)
     if not trouble:
         return JSONResponse(numbers)
     error = ApiError(trouble, "engine_unavailable")

@@ -3,6 +3,9 @@
 h11 alone stops runaway headers, but nothing stops a head that never ends: each must be complete
 within `HEAD_SECONDS`, the first of a connection and every later one. Nor does a close get rid of a
 reader that takes nothing: what was written waits for it. Such a connection is cut.
+
+Connections have a number. Beyond it the one gives way that has been idle for longest, or waits for
+the rest of a head: whoever opens many and says nothing keeps nobody out.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
 
@@ -20,8 +24,22 @@ from heddle.errors import ConfigError
 
 HEAD_SECONDS = 20.0
 """In which the head of a request must have come."""
+SPARE_CONNECTIONS = 16
+"""Beside those of requests: health, readiness and metrics are asked for over them."""
 KEEP_ALIVE_SECONDS = 75
 """An idle connection stays open; longer than clients and proxies keep theirs."""
+
+
+@dataclass(eq=False)
+class ConnectionLimits:
+    """Of all connections of one server."""
+
+    max_connections: int = 0
+    """0: any number."""
+    stall_seconds: float = 0.0
+    """In which a reader takes at least a byte; 0: any time."""
+    idle: dict[HttpProtocol, None] = field(default_factory=dict)
+    """Connections without a request, since when they are: the first one for longest."""
 
 
 class HttpProtocol(H11Protocol):
@@ -30,21 +48,34 @@ class HttpProtocol(H11Protocol):
     _head_timer: asyncio.TimerHandle | None = None
     _stall_timer: asyncio.TimerHandle | None = None
 
-    def __init__(self, *arguments: Any, stall_seconds: float = 0.0, **more: Any) -> None:
+    def __init__(
+        self, *arguments: Any, limits: ConnectionLimits | None = None, **more: Any
+    ) -> None:
         """As uvicorn's.
 
         Args:
             arguments: of uvicorn.
-            stall_seconds: in which a reader takes at least a byte; 0: any time.
+            limits: of all connections of a server; None: none.
             more: of uvicorn.
         """
         super().__init__(*arguments, **more)
-        self._stall_seconds = stall_seconds
+        self._limits = limits or ConnectionLimits()
+        self._stall_seconds = self._limits.stall_seconds
 
     def connection_made(self, transport: Any) -> None:
-        """Wait for a head."""
+        """Wait for a head; one that waits for longer may have to go."""
         super().connection_made(transport)
         self._watch_head()
+        idle, most = self._limits.idle, self._limits.max_connections
+        idle[self] = None
+        if most and len(self.connections) > most:
+            next(iter(idle)).give_way()
+
+    def give_way(self) -> None:
+        """Close, for somebody else to have the place."""
+        self._limits.idle.pop(self, None)
+        self.connections.discard(self)
+        self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
         """Take bytes; the wait for a head ends with a head."""
@@ -55,9 +86,13 @@ class HttpProtocol(H11Protocol):
         """The connection is idle now; whatever comes next begins a head."""
         super().on_response_complete()
         self._stop_watch()
+        is_busy = self.cycle is not None and not self.cycle.response_complete  # the next one waited
+        if not (is_busy or self.transport.is_closing()):
+            self._limits.idle[self] = None
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Nothing will come."""
+        self._limits.idle.pop(self, None)
         self._stop_watch()
         self._end_stall()
         super().connection_lost(exc)
@@ -76,6 +111,7 @@ class HttpProtocol(H11Protocol):
 
     def _watch_head(self) -> None:
         if self.cycle is not None and not self.cycle.response_complete:
+            self._limits.idle.pop(self, None)
             self._stop_watch()
         elif self._head_timer is None:
             self._head_timer = self.loop.call_later(HEAD_SECONDS, self._give_up)
@@ -116,7 +152,14 @@ class HttpServer(uvicorn.Server):
         yield
 
 
-def http_server(app: Any, *, keyfile: str, certfile: str, stall_seconds: float = 0.0) -> HttpServer:
+def http_server(
+    app: Any,
+    *,
+    keyfile: str,
+    certfile: str,
+    stall_seconds: float = 0.0,
+    max_connections: int = 0,
+) -> HttpServer:
     """A server of one application.
 
     Args:
@@ -124,12 +167,14 @@ def http_server(app: Any, *, keyfile: str, certfile: str, stall_seconds: float =
         keyfile: of the certificate; empty: plain HTTP.
         certfile: PEM.
         stall_seconds: after which a connection is cut whose reader takes nothing; 0: never.
+        max_connections: at once; 0: any number.
     Raises:
         ConfigError: the certificate or its key cannot be read.
     """
+    limits = ConnectionLimits(max_connections, stall_seconds)
     config = uvicorn.Config(
         app,
-        http=cast(Any, partial(HttpProtocol, stall_seconds=stall_seconds)),
+        http=cast(Any, partial(HttpProtocol, limits=limits)),
         ws="none",
         lifespan="off",
         log_config=None,

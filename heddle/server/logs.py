@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TextIO
 
+from heddle.engine.line_sink import LineSink, dropped_note
 from heddle.server.config import LogFormat, LogLevel
 from heddle.server.engine_state import QueueState, Totals
 
@@ -42,7 +43,13 @@ def escaped(text: str) -> str:
 class LineFormatter(logging.Formatter):
     """Time, level, process, epoch and message, as text or JSON."""
 
-    def __init__(self, form: LogFormat = "text", *, process: str = PROCESS, epoch: int = 0) -> None:
+    def __init__(
+        self,
+        form: LogFormat = "text",
+        *,
+        process: str = PROCESS,
+        epoch: Callable[[], int] = lambda: 0,
+    ) -> None:
         super().__init__()
         self._form, self._process, self._epoch = form, process, epoch
 
@@ -59,26 +66,49 @@ class LineFormatter(logging.Formatter):
                     "time": stamp,
                     "level": record.levelname,
                     "process": self._process,
-                    "epoch": self._epoch,
+                    "epoch": self._epoch(),
                     "message": escaped(message),
                 },
                 ensure_ascii=True,
             )
-        return f"{stamp} {record.levelname} {self._process} epoch={self._epoch} {escaped(message)}"
+        where = f"{self._process} epoch={self._epoch()}"
+        return f"{stamp} {record.levelname} {where} {escaped(message)}"
 
 
-def configure_logging(level: LogLevel, form: LogFormat, stream: TextIO) -> logging.Handler:
+class LineHandler(logging.Handler):
+    """Writes records to a stream, and never waits for its reader: the event loop must go on."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__()
+        self._sink = LineSink(lambda: stream, self._note)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write one line, or drop it."""
+        try:
+            self._sink.write(self.format(record))
+        except Exception:  # a record that cannot be formatted is no reason to fail
+            self.handleError(record)
+
+    def _note(self, count: int) -> str:
+        text = dropped_note(count).removeprefix("WARNING ")
+        return self.format(logging.LogRecord("heddle", logging.WARNING, "", 0, text, None, None))
+
+
+def configure_logging(
+    level: LogLevel, form: LogFormat, stream: TextIO, epoch: Callable[[], int] = lambda: 0
+) -> logging.Handler:
     """Send everything of heddle, and warnings of uvicorn, to a stream.
 
     Args:
         level: least severe lines that are written.
         form: of the lines.
         stream: where to.
+        epoch: life of the ranks at the time of a line.
     Returns:
         The handler, for whoever wants to remove it again.
     """
-    handler = logging.StreamHandler(stream)
-    handler.setFormatter(LineFormatter(form))
+    handler = LineHandler(stream)
+    handler.setFormatter(LineFormatter(form, epoch=epoch))
     for name, least in (("heddle", level.upper()), ("uvicorn", "WARNING")):
         logger = logging.getLogger(name)
         logger.setLevel(least)

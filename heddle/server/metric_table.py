@@ -31,6 +31,7 @@ REQUEST_SECONDS = (
 )
 STEP_SECONDS = (0.001, 0.0025, 0.005, *TOKEN_SECONDS)
 COLLECTIVE_SECONDS = tuple(float(f"{d}e{power}") for power in range(-5, 2) for d in (1, 3))
+RECOVERY_SECONDS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 LAG_SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 HTTP_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 TOKENS = tuple(float(step * 10**power) for power in range(7) for step in (1, 2, 5))
@@ -211,6 +212,32 @@ METRICS: tuple[Metric, ...] = (
         is_common=True,
     ),
     _gauge("rank_up", "1 while a rank works", "rank"),
+    _gauge("engine_epoch", "life of the ranks: how often they were started anew"),
+    _counter("recoveries", "times that new ranks took over from failed ones; told of engine 0"),
+    _histogram(
+        "recovery_seconds",
+        "from seeing that ranks failed to new ones that go on; told of engine 0",
+        RECOVERY_SECONDS,
+        alias="none",
+    ),
+    _counter(
+        "step_mismatch",
+        "steps that stopped because ranks and driver disagreed, by what differed; told of engine 0",
+        "kind",
+    ),
+    _counter(
+        "verify_rows",
+        "live rows that were to be held against one rank (verify_every), by result; told of "
+        "engine 0",
+        "result",
+    ),
+    _counter("verify_mismatch", "those that one rank did not confirm; told of engine 0"),
+    _counter("requests_replayed", "open requests that went on after that; told of engine 0"),
+    _counter(
+        "requests_condemned",
+        "requests that ended because ranks failed each time that they were computed; told of "
+        "engine 0",
+    ),
     _gauge("rank_step", "number of the last step that a rank has ended", "rank"),
     _counter(
         "rank_busy_seconds",

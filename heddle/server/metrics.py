@@ -30,6 +30,7 @@ from heddle.server.canary import Canaries
 from heddle.server.config import MetricsCompat
 from heddle.server.engine_state import QueueState, Totals
 from heddle.server.engine_watch import EngineWatch
+from heddle.server.verify_numbers import VerifyNumbers
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 LAG_INTERVAL_SECONDS = 0.25
@@ -60,6 +61,7 @@ class Metrics:
         self._children: dict[tuple[object, ...], Any] = {}
         self._engine: LLM | None = None
         self.watch = EngineWatch(self, clock=clock)
+        self._verified = VerifyNumbers(self)
         for reason in table.REFUSALS:
             self.of("admission_rejections", reason=reason)
         for field in table.FOREIGN_FIELDS:
@@ -122,7 +124,7 @@ class Metrics:
     def note_failure(self) -> None:
         """The engine has failed, and with it every rank."""
         if self._engine is not None:
-            self.watch.note_failure(self._engine.driver)
+            self.watch.note_ranks(up=False)
 
     async def watch_loop(self) -> None:
         """Measure the lag of the running loop until cancelled."""
@@ -190,6 +192,8 @@ class Metrics:
     def _refresh(self, llm: LLM) -> None:
         """Sums of what ranks have told, lengths that change without a step, and memory."""
         self.watch.ranks.show()
+        if llm.shadow is not None:
+            self._verified.show(llm.shadow)
         for replica in llm.driver.replicas:
             cache = replica.cache
             usable, available = cache.num_usable_blocks, cache.num_available_blocks

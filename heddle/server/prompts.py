@@ -124,11 +124,11 @@ def check_salt(salt: str | None) -> None:
         )
 
 
-def plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Turns as a chat template reads them: text, and tool arguments as objects.
+def check_messages(messages: Sequence[Message]) -> None:
+    """Refuse a conversation by its length, before anything is done with it.
 
     Raises:
-        ApiError: none or too many, one without content, or content other than text.
+        ApiError: none or too many.
     """
     if not messages:
         raise ApiError("messages is empty; a conversation has at least one", param="messages")
@@ -136,6 +136,15 @@ def plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
         raise ApiError(
             f"{len(messages)} messages; at most {MAX_MESSAGES} in one request", param="messages"
         )
+
+
+def plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Turns as a chat template reads them: text, and tool arguments as objects.
+
+    Raises:
+        ApiError: none or too many, one without content, or content other than text.
+    """
+    check_messages(messages)
     return [_plain(message, f"messages.{index}") for index, message in enumerate(messages)]
 
 

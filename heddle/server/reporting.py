@@ -20,6 +20,7 @@ from heddle.engine.async_llm import AsyncLLM
 from heddle.errors import HeddleError
 from heddle.server.config import ServerConfig
 from heddle.server.errors import ApiError
+from heddle.server.listening import listening_sockets
 from heddle.server.logs import StatsLine, log_refusal
 from heddle.server.memory_plan import predicted_bytes
 from heddle.server.metrics import Metrics
@@ -87,7 +88,8 @@ class Reporter:
         """
         await engine.call(partial(self.metrics.attach, engine.llm))
         self.metrics.tell_plan(self._predicted)
-        for line in closing_lines(self.metrics.watch.resident_bytes(), routes, url):
+        sockets = await asyncio.to_thread(listening_sockets)
+        for line in closing_lines(self.metrics.watch.resident_bytes(), routes, url, sockets):
             log.info("%s", line)
         self._start(self.metrics.watch_loop())
         if not self._settings.disable_log_stats:

@@ -25,18 +25,20 @@ from heddle.engine.async_llm import AsyncLLM
 from heddle.engine.executors.launch_info import LaunchInfo
 from heddle.engine.llm import LLM, OnPlan, Watch
 from heddle.engine.machine import resolve_here
+from heddle.engine.room import check_room, needed_descriptors, raise_descriptor_limit
 from heddle.errors import HeddleError, counted
 from heddle.server.admin import create_admin_app
 from heddle.server.app import NOT_BUILT, create_app
 from heddle.server.config import ServerConfig, read_keys
 from heddle.server.guard import OPEN_PATHS, Guard, KeyRing
 from heddle.server.health import DeepHealth
-from heddle.server.http import HttpServer, http_server
+from heddle.server.http import SPARE_CONNECTIONS, HttpServer, http_server
 from heddle.server.listening import listeners, url_of
 from heddle.server.loading import load_checked
 from heddle.server.logs import configure_logging
 from heddle.server.reporting import Reporter
 from heddle.server.serving import Phase, Serving
+from heddle.server.startup_lines import exposure_warnings
 from heddle.server.tools import check_parser_names
 from heddle.server.warmup import warm_up
 
@@ -74,12 +76,27 @@ def serve(
     serving = Serving(settings, config.model)
     serving.check()
     check_parser_names(settings)
-    resolve_here(config, launch)  # what is refused is refused before anything starts
-    configure_logging(settings.log_level, settings.log_format, sys.stderr)
+    # What is refused is refused before anything starts.
+    resolved = resolve_here(config, launch)
+    raise_descriptor_limit(settings.max_connections + needed_descriptors(resolved))
+    check_room(resolved, launch)
+    configure_logging(
+        settings.log_level, settings.log_format, sys.stderr, epoch=lambda: serving.epoch
+    )
+    for line in exposure_warnings(settings, resolved, launch):
+        log.warning("%s", line)
     with listeners(settings) as (listener, admin_listener):
         load = partial(load_checked, config, settings.self_check, launch, _say)
+
+        def load_all(watch: Watch, on_plan: OnPlan) -> LLM:
+            llm = load(watch, on_plan)
+            tokenizer = llm.get_tokenizer()
+            if serving.template or (tokenizer is not None and tokenizer.has_chat_template):
+                serving.templates.warm()
+            return llm
+
         server = Server(
-            load,
+            load_all,
             config,
             serving,
             keys,
@@ -147,6 +164,7 @@ class Server:
             keyfile=settings.ssl_keyfile,
             certfile=settings.ssl_certfile,
             stall_seconds=settings.stream_stall_timeout,
+            max_connections=settings.max_connections + SPARE_CONNECTIONS,
         )
         self._servers = [(http, listener)]
         if admin_listener is not None:
@@ -166,8 +184,8 @@ class Server:
 
     @property
     def is_stuck(self) -> bool:
-        """Told twice to stop, and still in the middle of loading."""
-        return self._is_loading and self._num_signals > 1
+        """Told twice to stop, and still in the middle of loading, for the first time or anew."""
+        return self._num_signals > 1 and (self._is_loading or self.serving.is_recovering)
 
     def _admin_http(self) -> HttpServer:
         """The admin routes. Whoever may open the unix socket needs no key."""
@@ -208,6 +226,7 @@ class Server:
                 server.force_exit = self._num_signals > 1
             if loading.exception() is None:
                 await loading.result().close()
+            self.serving.templates.close()
             await asyncio.wait({http})
             stopped.cancel()
         http.result()  # a listener that broke is no good end

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import logging
@@ -23,9 +24,12 @@ from heddle.engine.capacity import Capacity
 from heddle.engine.inputs import PromptInput
 from heddle.engine.llm import LLM
 from heddle.engine.prepared import PreparedRequest
+from heddle.engine.template_helper import TemplateHelpers
 from heddle.engine.tokenizer import Tokenizer
 from heddle.errors import ConfigError, HeddleError, RankFailed, RequestError, counted, quoted
 from heddle.scheduler.door import Door, Ticket
+from heddle.server.bodies import BodyRoom
+from heddle.server.caller import Caller
 from heddle.server.config import ServerConfig
 from heddle.server.errors import ApiError, from_request_error
 from heddle.server.job import Job
@@ -35,6 +39,8 @@ from heddle.server.requests import SamplingRequest
 from heddle.server.sampling import model_defaults, named_as_sent
 
 log = logging.getLogger("heddle.server")
+MAX_BODIES = 64
+"""As large as can be, that are read at once; smaller ones may be more."""
 MAX_IGNORED_NAMES = 256
 MAX_NAME_CHARACTERS = 64
 """Of a field that nobody knows, as it is remembered and logged."""
@@ -45,6 +51,7 @@ class Phase(StrEnum):
 
     LOADING = "loading"
     READY = "ready"
+    RECOVERING = "recovering"
     DRAINING = "draining"
     FAILED = "failed"
 
@@ -74,7 +81,11 @@ class Serving:
         self._capacity: Capacity | None = None
         self._door: Door | None = None
         self._ignored: set[str] = set()
-        self._preparing = Preparing()
+        self._body_room = BodyRoom()
+        self.preparing = Preparing()
+        """Threads in which requests are read."""
+        self.templates = TemplateHelpers()
+        """Processes in which conversations are rendered."""
         self._defaults: dict[str, Any] = {}
         self._fingerprint = ""
 
@@ -142,11 +153,40 @@ class Serving:
         """Nothing will be served any more."""
         self.phase, self.reason = Phase.FAILED, reason
 
+    @property
+    def trouble(self) -> str:
+        """Why it does not serve, as a client is told: causes of a failure are for the operator."""
+        return "the engine has failed" if self.phase is Phase.FAILED else self.reason
+
     def look(self) -> Phase:
         """The phase now, seen by asking the engine."""
-        if self._engine is not None and self._engine.failure is not None:
-            self.fail("the engine has failed")
+        if self._engine is None:
+            return self.phase
+        if self._engine.failure is not None:
+            if self.phase is not Phase.FAILED:
+                self.fail(f"the engine has failed: {self._engine.failure}")
+        elif self.phase in (Phase.READY, Phase.RECOVERING):
+            if self._engine.driver.recovering_since is None:
+                self.phase, self.reason = Phase.READY, ""
+            else:
+                self.phase, self.reason = Phase.RECOVERING, "ranks are started anew"
         return self.phase
+
+    @property
+    def is_recovering(self) -> bool:
+        """Ranks are being started anew, whatever the phase."""
+        return self._engine is not None and self._engine.driver.recovering_since is not None
+
+    @property
+    def is_overdue(self) -> bool:
+        """Ranks that are started anew are not there in the time that a start may take."""
+        since = None if self._engine is None else self._engine.driver.recovering_since
+        return since is not None and time.monotonic() - since > self.plan.startup_timeout_seconds
+
+    @property
+    def epoch(self) -> int:
+        """Life of the ranks; 0 before there are any."""
+        return 0 if self._engine is None else self.plan.epoch
 
     @property
     def engine(self) -> AsyncLLM:
@@ -156,7 +196,7 @@ class Serving:
             ApiError: not now.
         """
         if self._engine is None or self.look() is not Phase.READY:
-            raise ApiError(f"not ready: {self.reason}", "engine_unavailable")
+            raise ApiError(f"not ready: {self.trouble}", "engine_unavailable")
         return self._engine
 
     @property
@@ -180,7 +220,7 @@ class Serving:
     def _llm(self) -> LLM:
         """What is loaded, whether new requests are taken or not."""
         if self._engine is None:
-            raise ApiError(f"not ready: {self.reason}", "engine_unavailable")
+            raise ApiError(f"not ready: {self.trouble}", "engine_unavailable")
         return self._engine.llm
 
     @property
@@ -196,13 +236,17 @@ class Serving:
             ApiError: nothing is loaded.
         """
         if self._capacity is None:
-            raise ApiError(f"not ready: {self.reason}", "engine_unavailable")
+            raise ApiError(f"not ready: {self.trouble}", "engine_unavailable")
         return self._capacity
 
     @property
     def max_body_bytes(self) -> int:
         """Largest body: room for a whole window as token ids."""
         return 8 * self.max_model_len + (1 << 16)
+
+    def body_share(self) -> contextlib.AbstractContextManager[Callable[[int], None]]:
+        """A share of the memory for bodies that are being read; see `BodyRoom`."""
+        return self._body_room.share(MAX_BODIES * self.max_body_bytes)
 
     @property
     def sampling_defaults(self) -> dict[str, Any]:
@@ -279,8 +323,7 @@ class Serving:
         adapter: str | None,
         wishes: SamplingRequest | None = None,
         needs_tokens: bool = True,
-        deadline: float | None = None,
-        request_id: str = "",
+        caller: Caller | None = None,
     ) -> Job:
         """Queue a request's prompts: all of them, or none.
 
@@ -290,13 +333,14 @@ class Serving:
             adapter: that they go through.
             wishes: the request, for its priority, pin and truncation; None: none of them.
             needs_tokens: False asks for no token at all (`max_tokens` 0).
-            deadline: time of the loop at which it is given up; None: never.
-            request_id: by which the operator may end it.
+            caller: who waits for it; None: somebody without a name.
         Raises:
             ApiError: one of them is refused, or the engine takes nothing now.
         """
         engine = self.engine
-        wishes = wishes or SamplingRequest()
+        wishes, caller = wishes or SamplingRequest(), caller or Caller()
+        if self.config.cache_per_key:
+            prompts = [caller.own(prompt) for prompt in prompts]
 
         def prepare() -> list[PreparedRequest]:
             return [
@@ -313,14 +357,14 @@ class Serving:
 
         try:
             is_slow = not engine.driver.has_grammar(params)
-            prepared = await self._preparing.run(prepare, is_slow=is_slow, deadline=deadline)
+            prepared = await self.preparing.run(prepare, is_slow=is_slow, deadline=caller.deadline)
             self._check_prompt_logprobs(params, prepared)
-            job = self._let_in(prepared, deadline)
+            job = self._let_in(prepared, caller.deadline)
         except RequestError as refusal:
             raise named_as_sent(refusal, wishes) from None
-        self._open[job] = request_id
+        self._open[job] = caller.request_id
         if self.config.enable_log_requests:
-            self._log_prompts(request_id, prompts, params)
+            self._log_prompts(caller.request_id, prompts, params)
         return job
 
     def _log_prompts(
@@ -353,6 +397,15 @@ class Serving:
             deadline=deadline,
             leave=self._leave,
         )
+
+    def caller(self, request: Request) -> Caller:
+        """Who asks.
+
+        Raises:
+            ApiError: the header that limits the time is no positive number of milliseconds.
+        """
+        state = request.state
+        return Caller(state.request_id, state.client, self.deadline(request))
 
     def deadline(self, request: Request) -> float | None:
         """When to give a request up, by its header `X-Request-Timeout-Ms` or by the setting.

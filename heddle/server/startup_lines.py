@@ -8,9 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from heddle import __version__
 from heddle.config.engine import EngineConfig, ResolvedConfig
 from heddle.engine.capacity import Capacity
+from heddle.engine.executors.launch_info import LaunchInfo
 from heddle.errors import counted
 from heddle.layout.mesh import GROUP_KINDS
-from heddle.server.config import SECRETS, ServerConfig
+from heddle.server.config import SECRETS, ServerConfig, is_loopback
 from heddle.step.topology import Topology
 
 MIB = 1 << 20
@@ -44,17 +45,55 @@ def opening_lines(
     ]
 
 
-def closing_lines(resident: Sequence[int], routes: Sequence[str], url: str) -> list[str]:
+def exposure_warnings(
+    settings: ServerConfig, plan: ResolvedConfig, launch: LaunchInfo | None
+) -> list[str]:
+    """What others on the network could do; none where everything is on loopback.
+
+    Args:
+        settings: of the server.
+        plan: what will run.
+        launch: what a launcher told this process.
+    """
+    found = []
+    if not (settings.is_loopback or settings.uds):
+        if not settings.has_keys:
+            found.append(f"{settings.host}: everybody who reaches this port may use it")
+        if not settings.ssl_certfile:
+            found.append(
+                f"{settings.host}: keys and prompts travel in the clear; --ssl-certfile, or a "
+                "proxy that speaks TLS"
+            )
+    address = None if launch is None else launch.master_address
+    meets_elsewhere = address is not None and not is_loopback(address)
+    if meets_elsewhere or (plan.executor == "ray" and plan.cpu_comm_backend != "shm"):
+        found.append(
+            "ranks of several hosts talk over torch.distributed, which neither authenticates nor "
+            "encrypts: whoever reaches their ports can read and change what they compute; they "
+            "belong on a private network"
+        )
+    return found
+
+
+def closing_lines(
+    resident: Sequence[int], routes: Sequence[str], url: str, sockets: Sequence[str] = ()
+) -> list[str]:
     """What is told when it serves.
 
     Args:
         resident: measured bytes of each rank's process; empty: not known.
         routes: paths that are served.
         url: where clients find it.
+        sockets: every address on which this process and its descendants listen.
     """
     measured = ", ".join(f"rank {rank} {size / MIB:.1f}" for rank, size in enumerate(resident))
     memory = f"memory measured, MiB, with interpreter and libraries: {measured}"
-    return [*([memory] if resident else ()), f"routes: {' '.join(routes)}", f"ready at {url}"]
+    return [
+        *([memory] if resident else ()),
+        *([f"all listening sockets: {', '.join(sockets)}"] if sockets else ()),
+        f"routes: {' '.join(routes)}",
+        f"ready at {url}",
+    ]
 
 
 def changed_settings(config: EngineConfig, settings: ServerConfig) -> list[str]:

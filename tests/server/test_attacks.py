@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from heddle.engine.grammar.compiler import GrammarCompiler
-from heddle.engine.grammar.trial import Limits, Trials
+from heddle.engine.grammar.trial import Trials
+from heddle.engine.helper_process import Limits
 from heddle.server.serving import MAX_IGNORED_NAMES
 from tests.support.served import Served, toy_server
 

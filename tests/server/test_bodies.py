@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from starlette.requests import Request
 
 from heddle.server import bodies
-from heddle.server.bodies import ClientDisconnect, decode_body, read_body
+from heddle.server.bodies import BodyRoom, ClientDisconnect, decode_body, read_body
 from heddle.server.errors import ApiError
 from heddle.server.requests import (
     SILENT_FIELDS,
@@ -53,6 +53,35 @@ class Sender:
         with pytest.raises(ApiError) as caught:
             self.read(**options)
         return caught.value
+
+
+def test_bodies_that_are_read_at_once_have_room_for_so_many_bytes() -> None:
+    room = BodyRoom()
+    with room.share(100) as first, room.share(100) as second:
+        first(60)
+        second(30)
+        with pytest.raises(ApiError, match="90 bytes of other requests") as refused:
+            second(11)
+        assert (refused.value.code, refused.value.headers["Connection"]) == (
+            "engine_overloaded",
+            "close",
+        )
+        second(10)
+        with room.share(100) as third:
+            third(64)  # whoever begins may say what he wants
+            with pytest.raises(ApiError):
+                third(1)
+        assert room.held_bytes == 100
+    assert room.held_bytes == 0
+
+
+def test_every_piece_is_told_that_is_kept() -> None:
+    told: list[int] = []
+    sender = Sender(b"abc", b"defg", b"h")
+    headers = [(b"content-type", b"application/json")]
+    scope = {"type": "http", "method": "POST", "headers": headers}
+    data = asyncio.run(read_body(Request(scope, sender.receive), LIMIT, told.append))
+    assert (data, sum(told)) == (b"abcdefgh", 8)
 
 
 def test_pieces_are_joined_up_to_the_limit() -> None:

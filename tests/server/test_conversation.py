@@ -26,6 +26,7 @@ class Templates:
     def __init__(self, result: str | Exception = "<s>hi") -> None:
         self.given: dict[str, Any] = {}
         self.turns: Any = None
+        self.offered: Any = None
         self._result = result
 
     def apply_chat_template(self, turns: Any, **given: Any) -> str:
@@ -41,6 +42,7 @@ class Offered(Serving):
     def __init__(self, templates: Templates, **settings: Any) -> None:
         super().__init__(ServerConfig(**settings), "toy")
         self._templates = templates
+        templates.offered = self
 
     def need_tokenizer(self) -> Any:
         return self._templates
@@ -70,6 +72,7 @@ def test_a_conversation_is_opened_for_the_assistant() -> None:
         "continue_final_message": False,
         "tools": None,
         "chat_template_kwargs": {},
+        "renderer": templates.offered.templates.render,
     }
 
 
@@ -109,6 +112,7 @@ def test_a_template_of_the_request_needs_trust() -> None:
     templates = Templates()
     prompt(templates, {"trust_request_chat_template": True}, chat_template="{{ 1 }}")
     assert templates.given["chat_template"] == "{{ 1 }}"
+    assert templates.given["renderer"] == templates.offered.templates.render_given
 
 
 def test_a_template_that_refuses_is_told_with_its_code() -> None:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from heddle.config import ParallelConfig, SamplingParams, SpeculativeConfig
 from heddle.engine.driver import Driver
 from heddle.engine.inputs import PromptInput
+from heddle.errors import PlanMismatch
 from heddle.scheduler.batch import ScheduledBatch, ScheduledPart
 from heddle.scheduler.request import Request
 from heddle.server.engine_watch import EngineWatch, WatchedCounters, kind_of, max_over_mean
@@ -233,7 +234,7 @@ def test_ranks_of_a_replica_are_told_apart() -> None:
     watch.ranks.show()
     assert values.value("rank_step", 3, replica=1) >= 2
     assert values.value("generation_tokens", replica=1) == 3
-    watch.note_failure(driver)
+    watch.note_ranks(up=False)
     assert values.value("rank_up", 2, replica=1) == 0
 
 
@@ -339,3 +340,15 @@ def test_a_step_is_named_by_its_parts() -> None:
 @pytest.mark.parametrize(("loads", "ratio"), [([0, 0], 1.0), ([4], 1.0), ([3, 1], 1.5)])
 def test_balance_of_nothing_is_even(loads: list[int], ratio: float) -> None:
     assert max_over_mean(loads) == ratio
+
+
+def test_a_step_that_ranks_disagree_about_is_counted_by_what_differed() -> None:
+    driver, values, _ = watched()
+    executor = driver._executor.inner  # type: ignore[attr-defined]
+    executor.failure = PlanMismatch("rank 1 got step 2", "step")
+    driver.add(PromptInput(token_ids=(5, 6)), SamplingParams(max_tokens=3, temperature=0.0))
+    with pytest.raises(PlanMismatch):
+        driver.step()
+    assert values.value("step_mismatch", "step") == 1
+    assert values.value("step_mismatch", "epoch") == 0
+    assert driver.counters.totals()["mismatches_step"] == 1

@@ -220,3 +220,37 @@ def test_every_refusal_is_noted_once_and_no_probe_is(
         "invalid_value (n)",
         "engine_unavailable",
     ]
+
+
+def test_metrics_are_told_beyond_the_most_requests_and_still_want_their_key(tmp_path: Path) -> None:
+    with toy_server(tmp_path, api_key=("k",), metrics_key=True, max_connections=1) as served:
+        key = {"authorization": "Bearer k"}
+        served.server._guard.num_requests = 1  # as if one were open
+        assert served.client.get("/version", headers=key).status_code == 503
+        assert served.client.get("/metrics", headers=key).status_code == 200
+        assert served.client.get("/metrics").status_code == 401
+        assert served.client.get("/health").status_code == 200
+        served.server._guard.num_requests = 0
+
+
+def test_a_connection_outlives_a_fault_that_was_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*_: object, **__: object) -> None:
+        raise KeyError("a fault")
+
+    with toy_server(tmp_path) as served:
+        monkeypatch.setattr("heddle.server.serving.Serving.submit", fail)
+        host, port = served.url.removeprefix("http://").split(":")
+        body = b'{"prompt": "a"}'
+        request = (
+            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+            b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+        )
+        with socket.create_connection((host, int(port)), timeout=60.0) as connection:
+            for _ in range(3):
+                connection.sendall(request)
+                found = connection.recv(65536)
+                while b"internal_error" not in found:
+                    found += connection.recv(65536)
+                assert found.startswith(b"HTTP/1.1 500")

@@ -37,9 +37,9 @@ async def echo(scope: Any, receive: Any, send: Any) -> None:
 
 
 @asynccontextmanager
-async def listening(app: Any = echo, stall_seconds: float = 0.0) -> AsyncIterator[Connect]:
+async def listening(app: Any = echo, **limits: Any) -> AsyncIterator[Connect]:
     listener = bind(ServerConfig(port=0))
-    server = http_server(app, keyfile="", certfile="", stall_seconds=stall_seconds)
+    server = http_server(app, keyfile="", certfile="", **limits)
     task = asyncio.ensure_future(server.serve(sockets=[listener]))
     writers: list[asyncio.StreamWriter] = []
 
@@ -203,6 +203,63 @@ def test_a_reader_that_takes_everything_gets_it() -> None:
         assert await size_of(reader) > Flood.SIZE
 
     run(body, app=Flood(), stall_seconds=30.0)
+
+
+def test_the_connection_that_is_idle_for_longest_gives_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(http, "HEAD_SECONDS", LIMIT)
+    held = asyncio.Event()
+
+    async def held_up(scope: Any, receive: Any, send: Any) -> None:
+        if scope["path"] == "/slow":
+            await held.wait()
+        await echo(scope, receive, send)
+
+    async def body(connect: Connect) -> None:
+        busy, asked = await connect()  # the oldest, but it has a request
+        asked.write(HEAD.replace(b"/ ", b"/slow ") + b"\r\n")
+        kept, writer = await connect()
+        writer.write(HEAD + b"\r\n")
+        assert await answer(kept) == b"0"  # idle since then
+        silent = [(await connect())[0] for _ in range(20)]
+        late, writer = await connect()
+        writer.write(HEAD + b"\r\n")
+        assert await answer(late) == b"0"
+        with contextlib.suppress(ConnectionResetError):
+            assert await kept.read() == b""
+        ends = [asyncio.ensure_future(reader.read()) for reader in silent]
+        await asyncio.wait(ends[:18])
+        assert {type(end.exception()) for end in ends[:18]} <= {type(None), ConnectionResetError}
+        assert not any(end.done() for end in ends[18:]), "four are left: busy, late and these"
+        for end in ends[18:]:
+            end.cancel()
+        held.set()
+        assert await answer(busy) == b"0"
+
+    run(body, app=held_up, max_connections=4)
+
+
+def test_a_connection_whose_next_request_has_come_is_not_idle() -> None:
+    held = asyncio.Event()
+    answered: list[str] = []
+
+    async def second_waits(scope: Any, receive: Any, send: Any) -> None:
+        if answered:
+            await held.wait()
+        answered.append(scope["path"])
+        await echo(scope, receive, send)
+
+    async def body(connect: Connect) -> None:
+        reader, writer = await connect()
+        writer.write((HEAD + b"\r\n") * 2)
+        assert await answer(reader) == b"0"
+        for _ in range(5):
+            await connect()
+        held.set()
+        assert await answer(reader) == b"0"
+
+    run(body, app=second_waits, max_connections=2)
 
 
 def test_no_header_names_the_server() -> None:

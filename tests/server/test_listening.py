@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from heddle.errors import ConfigError
 from heddle.server.config import ServerConfig
-from heddle.server.listening import bind, bind_admin, listeners, url_of
+from heddle.server.listening import bind, bind_admin, listeners, listening_sockets, url_of
 
 
 def connect(listener: socket.socket) -> None:
@@ -55,6 +58,36 @@ def test_long_addresses_stand_in_brackets() -> None:
     with listeners(ServerConfig(port=0)) as (public, _):
         port = public.getsockname()[1]
         assert url_of(settings, public) == f"http://[::1]:{port}"
+
+
+def test_every_socket_of_this_process_and_its_children_is_listed(tmp_path: Path) -> None:
+    code = (
+        "import socket, sys\n"
+        "s = socket.create_server(('127.0.0.1', 0))\n"
+        "print(s.getsockname()[1], flush=True)\n"
+        "sys.stdin.read()"
+    )
+    before = set(listening_sockets())
+    child = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with (
+        child,
+        listeners(ServerConfig(port=0)) as (public, _),
+        listeners(ServerConfig(uds=str(tmp_path / "s"))),
+        socket.socket(socket.AF_UNIX) as silent,
+    ):
+        silent.bind(str(tmp_path / "silent"))  # nobody listens there
+        assert child.stdout is not None
+        port = child.stdout.readline().strip()
+        own = public.getsockname()[1]
+        found = set(listening_sockets())
+        child.communicate("")
+    assert found - before == {
+        f"127.0.0.1:{own} ({os.getpid()})",
+        f"127.0.0.1:{port} ({child.pid})",
+        f"{tmp_path / 's'} ({os.getpid()})",
+    }
 
 
 def test_a_unix_socket_is_its_owners_and_goes_away(tmp_path: Path) -> None:

@@ -27,7 +27,9 @@ def record(message: str, **more: object) -> logging.LogRecord:
 
 
 def test_both_forms_have_the_same_parts() -> None:
-    text = LineFormatter("text", process="rank0 tp0 pcp0 dcp0", epoch=2).format(record("hello"))
+    text = LineFormatter("text", process="rank0 tp0 pcp0 dcp0", epoch=lambda: 2).format(
+        record("hello")
+    )
     assert text == "2025-11-30T12:00:00.250Z WARNING rank0 tp0 pcp0 dcp0 epoch=2 hello"
     document = json.loads(LineFormatter("json").format(record("hello")))
     assert document == {

@@ -10,6 +10,7 @@ import pytest
 
 from heddle.engine.async_llm import AsyncLLM
 from heddle.errors import RankFailed
+from heddle.server.caller import Caller
 from heddle.server.errors import ApiError
 from heddle.server.serving import Serving
 from tests.support.offered import assert_no_tickets, run_serving, submit_job
@@ -94,7 +95,7 @@ def test_a_request_ends_at_its_time_limit() -> None:
         llm.executor.shut()
         now = asyncio.get_running_loop().time()
         with (
-            await submit_job(serving, 3, deadline=now + 0.05) as job,
+            await submit_job(serving, 3, caller=Caller(deadline=now + 0.05)) as job,
             pytest.raises(ApiError) as caught,
         ):
             await job.whole()

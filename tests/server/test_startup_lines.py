@@ -7,8 +7,15 @@ from typing import Any
 
 import heddle
 from heddle.config import CacheConfig, EngineConfig, ParallelConfig, SchedulerConfig
+from heddle.engine.executors.launch_info import LaunchInfo
 from heddle.server.config import ServerConfig
-from heddle.server.startup_lines import changed_settings, closing_lines, opening_lines, plan_lines
+from heddle.server.startup_lines import (
+    changed_settings,
+    closing_lines,
+    exposure_warnings,
+    opening_lines,
+    plan_lines,
+)
 from tests.support.fake_executor import resolved_config
 
 MIB = 1 << 20
@@ -49,6 +56,46 @@ def test_where_it_serves_comes_last() -> None:
         "ready at http://a:1",
     ]
     assert closing_lines([], ["/health"], "http://a:1")[0] == "routes: /health"
+
+
+def test_every_socket_is_listed_where_they_are_known() -> None:
+    told = closing_lines([], ["/health"], "http://a:1", ["127.0.0.1:1 (7)", "[::1]:2 (8)"])
+    assert told[0] == "all listening sockets: 127.0.0.1:1 (7), [::1]:2 (8)"
+
+
+def warnings(
+    settings: dict[str, Any],
+    address: str | None = None,
+    executor: str = "processes",
+    comm: str = "shm",
+) -> list[str]:
+    launch = LaunchInfo(rank=0, world_size=2, local_world_size=1, master_address=address)
+    plan = replace(resolved_config(), executor=executor, cpu_comm_backend=comm)
+    return exposure_warnings(ServerConfig(**settings), plan, launch if address else None)
+
+
+def test_what_is_on_loopback_needs_no_warning() -> None:
+    for settings in ({}, {"host": "::1"}, {"host": "localhost"}, {"uds": "x"}):
+        for address in (None, "127.0.0.1", "localhost", "::1"):
+            assert warnings(settings, address, comm="gloo") == []
+    assert warnings({}, executor="ray") == []
+
+
+def test_what_others_could_do_is_said() -> None:
+    (clear,) = warnings({"host": "0.0.0.0", "api_key": ("k",)})
+    assert "keys and prompts travel in the clear" in clear
+    everybody, _ = warnings({"host": "0.0.0.0", "allow_insecure_bind": True})
+    assert "everybody who reaches this port may use it" in everybody
+    tls = {"host": "0.0.0.0", "api_key": ("k",), "ssl_certfile": "c", "ssl_keyfile": "k"}
+    assert warnings(tls) == []
+    for found in (
+        warnings({}, "10.0.0.1"),
+        warnings({}, "host0"),
+        warnings({}, executor="ray", comm="gloo"),
+    ):
+        (line,) = found
+        assert "neither authenticates nor encrypts" in line
+        assert "private network" in line
 
 
 def test_one_rank_is_no_ranks() -> None:

@@ -120,7 +120,7 @@ def test_a_failure_in_mid_stream_is_an_event_and_no_end_follows(tmp_path: Path) 
 
 
 def test_a_failed_engine_ends_all_streams_and_the_server(tmp_path: Path) -> None:
-    with toy_server(tmp_path, step_seconds=0.02) as served:
+    with toy_server(tmp_path, step_seconds=0.02, engine={"max_restarts": 0}) as served:
         found: list[list[Any]] = []
         threads = [
             threading.Thread(
