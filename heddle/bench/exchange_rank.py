@@ -15,6 +15,7 @@ import torch
 
 from heddle.comm.base import Communicator, World
 from heddle.config.engine import ResolvedConfig
+from heddle.faults.watch import RankWatch
 from heddle.layout.mesh import GroupKind, Mesh
 from heddle.step.batch import GlobalBatch, RankReply
 
@@ -69,6 +70,8 @@ class ExchangeWorker:
         global_rank: int,
         world: World,
         on_progress: Callable[[int, int], None] | None = None,
+        *,
+        watch: RankWatch | None = None,
     ) -> None:
         """Form the groups of the layout.
 
@@ -77,8 +80,9 @@ class ExchangeWorker:
             global_rank: which rank this is.
             world: its way to the others.
             on_progress: nothing is loaded.
+            watch: nothing is told.
         """
-        del global_rank, on_progress
+        del global_rank, on_progress, watch
         mesh = mesh_of(resolved)
         self._cases = exchange_cases(resolved)
         self._groups = {kind: world.group(kind, mesh.groups(kind)) for kind in KINDS}

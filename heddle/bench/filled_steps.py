@@ -21,6 +21,7 @@ from heddle.bench.paged_case import CaseSize
 from heddle.comm.base import World
 from heddle.config.engine import ResolvedConfig
 from heddle.engine.executors.base import Executor
+from heddle.faults.watch import RankWatch
 from heddle.layout.cache_rows import row_format
 from heddle.runner.worker import RankWorker
 from heddle.step.batch import GlobalBatch, SampleSpec, ScheduledRequest
@@ -43,9 +44,11 @@ def create_filled_rank(
     global_rank: int,
     world: World,
     on_progress: Callable[[int, int], None] | None = None,
+    *,
+    watch: RankWatch | None = None,
 ) -> RankWorker:
     """A rank of an engine, its pool filled; arguments as of `WorkerFactory`."""
-    worker = RankWorker(resolved, global_rank, world, on_progress)
+    worker = RankWorker(resolved, global_rank, world, on_progress, watch=watch)
     parts = row_format(resolved.model, resolved.kv_cache_dtype).parts
     _fill(worker.store, sum(parts))
     return worker
@@ -93,7 +96,6 @@ class FilledSteps:
         return time.perf_counter() - started
 
     def _batch(self, size: CaseSize) -> GlobalBatch:
-        self._num_steps += 1
         requests = tuple(
             ScheduledRequest(
                 request_id=stream,
@@ -106,7 +108,9 @@ class FilledSteps:
             )
             for stream in range(size.num_streams)
         )
-        return GlobalBatch(epoch=0, step=self._num_steps, requests=requests)
+        step, self._num_steps = self._num_steps, self._num_steps + 1
+        layout_id = self._topology.layout_id
+        return GlobalBatch(epoch=0, step=step, layout_id=layout_id, requests=requests)
 
     def _tables(self, stream: int, size: CaseSize) -> tuple[bytes, ...]:
         """Of a sequence, for each cache group."""

@@ -21,9 +21,11 @@ from heddle.bench.http_load_prompts import WORDS, Prompt, send_times
 from heddle.bench.http_stream import (
     AnswerFailed,
     json_content,
+    json_or_none,
     refusal,
     stream_events,
     transport_message,
+    whole_answer,
 )
 from heddle.bench.serving_report import RequestRecord
 from heddle.errors import ConfigError, HeddleError
@@ -35,6 +37,8 @@ ANSWER_SECONDS = 6 * 3600.0
 """Longest silence of a stream."""
 CONNECT_SECONDS = 60.0
 READY_PAUSE_SECONDS = 0.25
+MAX_COUNT = 1 << 53
+"""Largest count that a server is believed to mean."""
 _REFUSED_FOR_NOW = (408, 425, 429)
 
 Result = TypeVar("Result")
@@ -218,8 +222,8 @@ async def first_model(client: httpx2.AsyncClient) -> str:
     if response.status_code != 200:
         raise refusal(response)
     try:
-        return str(response.json()["data"][0]["id"])
-    except (ValueError, LookupError, TypeError):
+        return str(json_or_none(response.content)["data"][0]["id"])
+    except (LookupError, TypeError):
         raise HeddleError(f"{client.base_url} offers no model at /v1/models; name it") from None
 
 
@@ -236,8 +240,9 @@ async def token_pool(client: httpx2.AsyncClient, model: str) -> Sequence[int]:
     if response.status_code >= 500 or response.status_code in _REFUSED_FOR_NOW:
         raise refusal(response)
     try:
-        found = sorted({int(each) for each in response.json()["tokens"]})
-    except (ValueError, LookupError, TypeError):
+        tokens = json_or_none(response.content)["tokens"]
+        found = sorted({each for each in tokens if type(each) is int and each >= 0})
+    except (LookupError, TypeError):
         found = []
     return found or range(DEFAULT_VOCAB_SIZE)
 
@@ -275,14 +280,14 @@ async def _asked(
     client: httpx2.AsyncClient, method: str, path: str, **content: Any
 ) -> httpx2.Response:
     try:
-        return await client.request(method, path, **content)
+        return await whole_answer(client, method, path, **content)
     except httpx2.HTTPError as error:
         raise AnswerFailed(transport_message(error)) from error
 
 
 def _count(usage: Mapping[str, Any], name: str, otherwise: int) -> int:
     value = usage.get(name)
-    return value if isinstance(value, int) else otherwise
+    return value if type(value) is int and 0 <= value <= MAX_COUNT else otherwise
 
 
 def _length(prompt: Prompt) -> int:

@@ -12,10 +12,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
-from heddle.errors import ModelFileError, UnsupportedError
+from heddle.errors import ModelFileError, UnsupportedError, quoted
 
 MAX_SIZE = 2**48
 """Largest size, position or count that a file may state: products of two still are numbers."""
+MAX_JSON_BYTES = 64 << 20
+"""Of a configuration or an index; the largest published ones have a seventh of it. Parsed, a byte
+may take a hundred."""
 MAX_LAYERS = 10_000
 MAX_EXPERTS = 100_000
 """What is walked through one by one is far smaller."""
@@ -25,12 +28,15 @@ def read_json_object(path: Path) -> dict[str, object]:
     """Read a JSON file that holds one object.
 
     Raises:
-        ModelFileError: the file is missing, is not UTF-8 JSON, or holds something else.
+        ModelFileError: the file is missing, too large, is not UTF-8 JSON, or holds something else.
     """
-    if path.exists() and not path.is_file():
-        raise ModelFileError(f"{path}: is not a file")  # to open a pipe would wait for a writer
+    check_is_file(path)
     try:
+        if (size := path.stat().st_size) > MAX_JSON_BYTES:
+            raise ModelFileError(f"{path}: has {size} bytes; at most {MAX_JSON_BYTES} are read")
         data = json.loads(path.read_text(encoding="utf-8"))
+    except ModelFileError:
+        raise
     except OSError as error:
         raise ModelFileError(f"{path}: cannot be read ({error.strerror})") from error
     except (ValueError, RecursionError) as error:
@@ -38,6 +44,20 @@ def read_json_object(path: Path) -> dict[str, object]:
     if not isinstance(data, dict):
         raise ModelFileError(f"{path}: holds a {type(data).__name__}; a JSON object was expected")
     return cast("dict[str, object]", data)
+
+
+def check_is_file(path: Path) -> None:
+    """See that a path is no pipe, device or folder: to open a pipe would wait for a writer.
+
+    Raises:
+        ModelFileError: it is; one that does not exist is left to whoever opens it.
+    """
+    try:
+        is_other = path.exists() and not path.is_file()
+    except (OSError, ValueError) as error:  # a name that no file can have
+        raise ModelFileError(f"{quoted(str(path))}: cannot be read ({error})") from error
+    if is_other:
+        raise ModelFileError(f"{path}: is not a file")
 
 
 class Fields:
@@ -115,6 +135,13 @@ class Fields:
         value = self._get(key, default)
         if not isinstance(value, str):
             raise self.wrong(key, "a string was expected")
+        return value
+
+    def file_name(self, key: str) -> str:
+        """A name of a file of the same folder: never a path to somewhere else."""
+        value = self.text(key)
+        if value in ("", ".", "..") or value != Path(value).name or "\0" in value:
+            raise self.wrong(key, "the name of a file of this folder was expected")
         return value
 
     def optional_integer(self, key: str, *, minimum: int = 1) -> int | None:

@@ -18,7 +18,8 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
-from heddle.errors import ModelFileError
+from heddle.errors import ModelFileError, quoted
+from heddle.models.config_fields import check_is_file
 
 _SCALARS = {
     0: "<B",
@@ -67,6 +68,7 @@ def read_gguf_header(path: str | Path) -> GgufHeader:
         ModelFileError: the file is missing, is not GGUF 2 or 3, or ends inside the header.
     """
     path = Path(path)
+    check_is_file(path)
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return _parse(path, data)
@@ -90,6 +92,8 @@ def _parse(path: Path, data: mmap.mmap) -> GgufHeader:
     entries: dict[str, object] = {}
     for _ in range(num_entries):
         key = cursor.text()
+        if key in entries:
+            raise ValueError(f"two entries have the key {quoted(key)}")
         entries[key] = cursor.value(cursor.scalar("<I"))
     infos: list[tuple[str, tuple[int, ...], int, int]] = []
     for _ in range(num_tensors):

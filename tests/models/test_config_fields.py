@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from pathlib import Path
 
 import pytest
 
 from heddle.errors import ModelFileError
-from heddle.models.config_fields import MAX_LAYERS, Fields, read_json_object
+from heddle.models.config_fields import MAX_LAYERS, Fields, check_is_file, read_json_object
 
 FILE = Path("config.json")
 
@@ -113,3 +114,23 @@ def test_lists_of_integers(value: object) -> None:
         Fields(FILE, {"n": value}).integers("n")
     assert Fields(FILE, {"n": [3, 0]}).integers("n") == (3, 0)
     assert Fields(FILE, {"n": None}).integers("n") == Fields(FILE, {"n": []}).integers("n") == ()
+
+
+@pytest.mark.parametrize("name", ["../x", "a/b", "/etc/passwd", "x\0", "./x", "x/", "..", ".", ""])
+def test_a_name_of_a_file_leads_nowhere_else(name: str) -> None:
+    with pytest.raises(ModelFileError, match="the name of a file of this folder was expected"):
+        Fields(FILE, {"file": name}).file_name("file")
+    assert Fields(FILE, {"file": "a-00001.safetensors"}).file_name("file") == "a-00001.safetensors"
+
+
+def test_only_files_are_opened(tmp_path: Path) -> None:
+    check_is_file(tmp_path / "missing")
+    (tmp_path / "file").touch()
+    check_is_file(tmp_path / "file")
+    os.mkfifo(tmp_path / "pipe")
+    for other in (tmp_path, tmp_path / "pipe"):
+        with pytest.raises(ModelFileError, match="is not a file"):
+            check_is_file(other)
+    for name in ("x" * 5000, "a\0b"):
+        with pytest.raises(ModelFileError, match=r"embedded null byte|File name too long"):
+            read_json_object(tmp_path / name)

@@ -160,6 +160,10 @@ class FakeExecutor:
             busy, key=lambda replica: (replica == self.slow, self._queues[replica][0][0].step)
         )
 
+    def check(self) -> None:
+        if self.failure is not None:
+            raise self.failure
+
     def execute(self, batch: GlobalBatch, digest: int) -> tuple[RankReply, ...]:
         self.submit({0: (batch, digest)})
         return self.collect(0)
@@ -229,6 +233,7 @@ class FakeExecutor:
                     prompt_logprobs=() if found else logprobs,
                     finite=drawn.finite,
                     logits=drawn.logits,
+                    is_barred=drawn.is_barred,
                 )
             )
             if drawn.token_id != draft:

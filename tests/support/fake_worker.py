@@ -22,6 +22,7 @@ from heddle.config import CacheConfig, ModelConfig, ParallelConfig, ResolvedConf
 from heddle.config.model import RopeConfig
 from heddle.engine.executors.failure import mesh_of
 from heddle.errors import ModelFileError
+from heddle.faults.watch import RankWatch, phase_of
 from heddle.step.batch import GlobalBatch, RankReply, SampledToken, ScheduledRequest
 from heddle.step.packed import pack_table
 from tests.support.processes import LONG_SECONDS, await_file
@@ -103,7 +104,10 @@ class FakeWorker:
         global_rank: int,
         world: Any,
         on_progress: Callable[[int, int], None] | None = None,
+        *,
+        watch: RankWatch | None = None,
     ) -> None:
+        self._watch = watch or RankWatch()
         self.rank = global_rank
         self._script: dict[str, str] = json.loads(resolved.model_path)
         self._act("before")
@@ -115,15 +119,19 @@ class FakeWorker:
         if on_progress is not None:
             on_progress(1, 2)
             on_progress(2, 2)
+        self._watch.enter("warmup")
         self._act("start")
 
     def execute(self, batch: GlobalBatch, digest: int, deadline: float | None) -> RankReply:
         """Fault if told so, then the collective; token id = sum over its ranks of (step + rank)."""
         import torch  # not above: programs that only need the names here must load no torch
 
+        self._watch.begin_step(batch.step, phase_of(batch))
         fault = self._act(str(batch.step))
         self._group.set_deadline(deadline)
+        self._watch.begin_call("all_reduce", "tp", "int64", (1,))
         total = self._group.all_reduce(torch.tensor([batch.step + self.rank]))
+        self._watch.end_call()
         self._act(f"{batch.step}+")
         token = SampledToken(request_id=7, token_id=int(total))
         return RankReply(

@@ -61,10 +61,19 @@ class SlowExecutor(FakeExecutor):
     """Its steps take time."""
 
     def __init__(
-        self, resolved: ResolvedConfig, seconds: float, is_poisoned: Callable[[Sequence[int]], bool]
+        self,
+        resolved: ResolvedConfig,
+        seconds: float,
+        is_poisoned: Callable[[Sequence[int]], bool],
+        on_start: Callable[[SlowExecutor], None],
     ) -> None:
         super().__init__(resolved, is_poisoned=is_poisoned)
         self._seconds = seconds
+        self._on_start = on_start
+        self.epoch = resolved.epoch
+
+    def start(self) -> None:
+        self._on_start(self)
 
     def collect(self, replica: int) -> tuple[RankReply, ...]:
         time.sleep(self._seconds)
@@ -132,7 +141,7 @@ def serving(load: Callable[[Watch], LLM], model: str, **settings: Any) -> Iterat
         model: its name.
         settings: of `ServerConfig`.
     """
-    config = ServerConfig(port=0, **settings)
+    config = ServerConfig(**settings) if "uds" in settings else ServerConfig(port=0, **settings)
     listener, admin_listener = bind(config), bind_admin(config)
     ready = threading.Event()
     made: list[Any] = []
@@ -186,6 +195,7 @@ def toy_server(
     engine: dict[str, Any] | None = None,
     step_seconds: float = 0.0,
     is_poisoned: Callable[[Sequence[int]], bool] = lambda tokens: False,
+    on_start: Callable[[SlowExecutor], None] = lambda executor: None,
     **settings: Any,
 ) -> Iterator[Served]:
     """A server over the toy model.
@@ -195,12 +205,13 @@ def toy_server(
         engine: settings of the engine.
         step_seconds: that every step takes.
         is_poisoned: by the tokens so far, whether the row's logits are NaN.
+        on_start: called when ranks start, for the first time or anew.
         settings: of the server.
     """
     path = str(toy_folder(folder))
 
     def create(resolved: ResolvedConfig, **ignored: object) -> FakeExecutor:
-        return SlowExecutor(resolved, step_seconds, is_poisoned)
+        return SlowExecutor(resolved, step_seconds, is_poisoned, on_start)
 
     def load(watch: Watch) -> LLM:
         arguments = {"max_num_batched_tokens": 32, "kv_cache_memory_bytes": 1 << 20}

@@ -74,6 +74,7 @@ class ToyLLM:
         self.executor = GatedExecutor(self.plan, is_poisoned=is_poisoned)
         self.driver = Driver(self.plan, watch(self.executor), tokenizer)
         self.num_closed = 0
+        self.shadow = None
 
     def get_tokenizer(self) -> Tokenizer | None:
         return self.driver.tokenizer
