@@ -10,7 +10,7 @@ BENCHMARKS := attention exchange end_to_end scaling sweep ring_peer capacity dri
 BENCH_FLAGS ?=
 
 .DEFAULT_GOAL := test
-.PHONY: demo check test test-slow test-clients bench clean
+.PHONY: demo check test test-slow test-faults test-clients bench clean
 
 # One stamp stands for "installed from these two files"; a second run finds it newer and installs nothing.
 $(STAMP): pyproject.toml constraints.txt
@@ -34,6 +34,10 @@ test: $(STAMP)
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow --timeout 7200
+
+# Ranks that fail in every way, in every phase; prints how long each took to be noticed and to be over.
+test-faults: $(STAMP)
+	$(BIN)/python -m pytest tests/faults tests/runner/test_stray_calls.py -m 'not slow and not gpu' --timeout 3600 --capture=no
 
 # Clients of others (lm-eval, guidellm), in environments of their own; fetches them once.
 test-clients: $(STAMP)

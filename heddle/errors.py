@@ -22,8 +22,19 @@ outside, so `quoted` bounds them; `counted` writes a count with its noun.
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+MISMATCH_KINDS = (
+    "epoch",
+    "step",
+    "layout_id",
+    "plan",
+    "collective",
+    "coverage",
+    "kv",
+    "tokens",
+)
+"""What ranks and driver can disagree about."""
 MAX_QUOTED = 64
 """Characters of a value in a message."""
 _REPR = reprlib.Repr()
@@ -104,7 +115,20 @@ class LayoutMismatch(HeddleError):
 
 
 class PlanMismatch(HeddleError):
-    """Two views of one step differ; the step stops before a token is emitted."""
+    """Two views of one step differ; the step stops before a token is emitted.
+
+    Attributes:
+        kind: what differs, as one word of `MISMATCH_KINDS`.
+        sketch: what the rank that refused understood of the step, by name; empty where it did not
+            come to that.
+    """
+
+    def __init__(
+        self, message: str, kind: str = "plan", sketch: Mapping[str, str] | None = None
+    ) -> None:
+        self.kind = kind
+        self.sketch = dict(sketch or {})
+        super().__init__(message)
 
 
 class NumericsError(HeddleError):

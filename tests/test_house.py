@@ -19,7 +19,17 @@ from heddle.cli.output import Output
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "heddle"
 
-PURE_ROOMS = ("errors", "units", "config", "layout", "kvcache", "scheduler", "step")
+PURE_ROOMS = (
+    "errors",
+    "units",
+    "config",
+    "layout",
+    "kvcache",
+    "scheduler",
+    "step",
+    "planner",
+    "faults",
+)
 PURE_MODULES = ("heddle", "heddle.models", "heddle.models.config_json", "heddle.cli.main")
 
 PUBLIC_NAMES = (
@@ -53,6 +63,8 @@ ENGINE_FLAGS = (
     "--attention-backend --context-workspace-tokens --cpu-comm-backend "
     "--cpu-distributed-timeout-seconds --deterministic --no-deterministic --quantization "
     "--cuda-graphs --no-cuda-graphs --enforce-eager --no-enforce-eager "
+    "--enable-fault-injection --no-enable-fault-injection --faults "
+    "--debug-kv --no-debug-kv --max-restarts --verify-every --weights-manifest "
     "--enable-lora --lora-dir --lora-modules --max-lora-rank --max-loras --no-enable-lora "
     "--enable-prefix-caching --hf-overrides --kernels --kv-cache-memory-bytes "
     "--long-prefill-token-threshold "
@@ -69,7 +81,8 @@ GENERATE_FLAGS = (
 )
 SERVE_FLAGS = (
     "--admin-api-key-file --admin-port --admin-uds --allow-insecure-bind --allowed-origins "
-    "--api-key --api-key-file --chat-template --config --default-chat-template-kwargs "
+    "--api-key --api-key-file --cache-per-key --no-cache-per-key --chat-template --config "
+    "--default-chat-template-kwargs "
     "--disable-access-log-for-endpoints --disable-log-stats --enable-auto-tool-choice "
     "--enable-log-requests --enable-tokenizer-info --generation-config --hide-cached-tokens "
     "--host --log-format --log-level --max-connections --max-log-len --max-logprobs "
@@ -95,6 +108,11 @@ LOAD_FLAGS = (
     "--random-input-len --random-output-len --random-prefix-len --ready-check-timeout-sec "
     "--request-rate --result-dir --save-result --seed --temperature --vocab-size"
 )
+PLAN_FLAGS = (
+    "--concurrency --device --device-file --devices --hf-overrides --kv-cache-memory-bytes "
+    "--max-model-len --max-num-batched-tokens --max-num-seqs --output-len --prefix-hit "
+    "--prompt-len --tpot --trace --ttft"
+)
 SURFACE = {
     "serve": f"{COMMON_FLAGS} {LAYOUT_FLAGS} {ENGINE_FLAGS} {SERVE_FLAGS}",
     "chat": f"{COMMON_FLAGS} {LAYOUT_FLAGS} {ENGINE_FLAGS} {CHAT_FLAGS}",
@@ -102,8 +120,9 @@ SURFACE = {
     "bench serve": f"{COMMON_FLAGS} {LOAD_FLAGS}",
     "generate": f"{COMMON_FLAGS} {LAYOUT_FLAGS} {ENGINE_FLAGS} {GENERATE_FLAGS}",
     "show": f"{COMMON_FLAGS} {LAYOUT_FLAGS} --heads --seq-len",
+    "plan": f"{COMMON_FLAGS} {LAYOUT_FLAGS} {PLAN_FLAGS}",
     "verify": f"{COMMON_FLAGS} {LAYOUT_FLAGS} {ENGINE_FLAGS} --all --max-tokens --task --world",
-    "doctor": f"{COMMON_FLAGS} {LAYOUT_FLAGS} {ENGINE_FLAGS}",
+    "doctor": f"{COMMON_FLAGS} {LAYOUT_FLAGS} {ENGINE_FLAGS} --dump --calibrate --manifest",
     "bench": f"{COMMON_FLAGS} {LAYOUT_FLAGS} {ENGINE_FLAGS} --max-tokens --new-rows --peers-dir "
     "--prompt-lens --rounds --streams --vs",
     "warmup": f"{COMMON_FLAGS} {LAYOUT_FLAGS} {ENGINE_FLAGS}",
@@ -184,6 +203,7 @@ def test_the_commands_are_these():
 
 
 TESTED_ELSEWHERE = {
+    "heddle.engine.helper_process": "engine/grammar/test_trial.py",
     "heddle.server.job": "server/test_serving_requests.py",
     # Formats of tool calls are tables for one reader.
     "heddle.server.pieces": "server/test_tool_parsers.py",
@@ -322,7 +342,11 @@ def test_make_targets_of_the_readme_exist():
 def test_make_bench_runs_every_benchmark():
     text = (ROOT / "Makefile").read_text(encoding="utf-8")
     listed = re.findall(r"^BENCHMARKS := (.*)$", text, re.MULTILINE)[0].split()
-    scripts = {path.stem for path in (ROOT / "benchmarks").glob("*.py")} - {"support", "roofline"}
+    scripts = {path.stem for path in (ROOT / "benchmarks").glob("*.py")} - {
+        "support",
+        "roofline",
+        "soak",
+    }
     assert set(listed) == scripts
     assert len(listed) == len(scripts)
 

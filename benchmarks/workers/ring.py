@@ -18,6 +18,7 @@ from torch.distributed.tensor.experimental._context_parallel import _attention a
 from heddle.bench.paged_case import AttentionShape, CaseSize, Inputs, PagedCase, Seat
 from heddle.comm.base import Communicator, World
 from heddle.config.engine import ResolvedConfig
+from heddle.faults.watch import RankWatch
 from heddle.layout.mesh import GroupKind
 from heddle.step.batch import GlobalBatch, RankReply
 
@@ -56,8 +57,10 @@ class RingWorker:
         global_rank: int,
         world: World,
         on_progress: Callable[[int, int], None] | None = None,
+        *,
+        watch: RankWatch | None = None,
     ) -> None:
-        del on_progress
+        del on_progress, watch
         self._resolved = resolved
         self._world = SharedGroups(world)
         self._lengths = [int(word) for word in os.environ[LENGTHS].split()]

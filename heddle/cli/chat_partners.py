@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import httpx2
 
 from heddle.bench.http_load import CHAT
-from heddle.bench.http_stream import stream_events
+from heddle.bench.http_stream import AnswerFailed, stream_events
+from heddle.errors import quoted
 
 Message = Mapping[str, str]
 
@@ -71,15 +72,36 @@ class RemotePartner:
             usage = event.get("usage")
             if isinstance(usage, dict) and isinstance(usage.get("completion_tokens"), int):
                 yield Piece("", usage["completion_tokens"])
-            for choice in event.get("choices") or ():
-                delta = choice.get("delta") or {}
-                reasoning = delta.get("reasoning_content") or delta.get("reasoning")
-                num_tokens += bool(reasoning or delta.get("content"))
+            for delta in _deltas(event):
+                reasoning = _text(delta, "reasoning_content") or _text(delta, "reasoning")
+                content = _text(delta, "content")
+                num_tokens += bool(reasoning or content)
                 if reasoning:
                     yield Piece(reasoning, num_tokens, is_reasoning=True)
-                if delta.get("content"):
-                    yield Piece(delta["content"], num_tokens)
+                if content:
+                    yield Piece(content, num_tokens)
 
     async def close(self) -> None:
         """Close the connections."""
         await self._client.aclose()
+
+
+def _deltas(event: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """What an event adds to each choice.
+
+    Raises:
+        AnswerFailed: it is not of OpenAI's shape.
+    """
+    choices = event.get("choices") or []
+    for choice in choices if isinstance(choices, list) else [choices]:
+        delta = (choice.get("delta") or {}) if isinstance(choice, dict) else choice
+        if not isinstance(delta, dict):
+            raise AnswerFailed(f"an event of the stream has the choice {quoted(choice)}")
+        yield delta
+
+
+def _text(delta: Mapping[str, Any], name: str) -> str:
+    found = delta.get(name) or ""
+    if not isinstance(found, str):
+        raise AnswerFailed(f"an event of the stream has the {name} {quoted(found)}")
+    return found

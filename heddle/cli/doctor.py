@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from heddle.cli import dump_tables
 from heddle.cli.flags import (
     ENGINE_FLAGS,
     LAYOUT_FLAGS,
@@ -29,6 +31,8 @@ from heddle.config.link_costs import LinkCosts
 from heddle.engine.args import engine_config
 from heddle.engine.measured_costs import costs_path, store_costs
 from heddle.errors import ConfigError
+from heddle.faults.dump import read_dump
+from heddle.models.weights.manifest import write_manifest
 
 _COST_NAMES = {
     "alpha": "empty call (alpha)",
@@ -51,6 +55,24 @@ def create_parser(environment: Mapping[str, str], output: Output) -> CommandPars
     parser.add_argument(
         "model", metavar="MODEL", nargs="?", help="demo, a folder or a .gguf file; not loaded"
     )
+    parser.declare(
+        "output",
+        "--manifest",
+        action="store_true",
+        help="write sizes and sha256 sums of MODEL's files beside them; every load compares",
+    )
+    parser.declare(
+        "output",
+        "--calibrate",
+        metavar="FILE",
+        help="write what was measured as a sheet, which heddle plan --device FILE takes",
+    )
+    parser.declare(
+        "output",
+        "--dump",
+        metavar="FILE",
+        help="show what the ranks of a failed engine did last, from the file that its log names",
+    )
     add_layout_flags(parser)
     add_engine_flags(parser)
     return parser
@@ -58,6 +80,14 @@ def create_parser(environment: Mapping[str, str], output: Output) -> CommandPars
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
     """Look, measure, print, keep the costs; or look at a model."""
+    if arguments.calibrate is not None and arguments.model is not None:
+        raise ConfigError(
+            f"--calibrate measures the machine, not {arguments.model}; give one of them"
+        )
+    if arguments.manifest:
+        return _write_manifest(arguments, output)
+    if arguments.dump is not None:
+        return _show_dump(arguments, output)
     if arguments.model is not None:
         return _run_on_model(arguments, output)
     _refuse_flags(arguments)
@@ -66,10 +96,52 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     document = examine()
     for link, costs in document["costs"].items():
         keep(link, LinkCosts(**costs), output)
+    if arguments.calibrate is not None:
+        _write_sheet(document, Path(arguments.calibrate).expanduser(), output)
     if output.as_json:
         output.document(document)
     else:
         for table in tables(document):
+            output.table(table)
+    return 0
+
+
+def _write_sheet(document: Mapping[str, Any], path: Path, output: Output) -> None:
+    """Keep what was measured for `heddle plan`."""
+    from heddle.planner.calibrate import sheet_of
+    from heddle.planner.devices import write_sheet
+
+    try:
+        write_sheet(sheet_of(document), path)
+    except OSError as error:
+        raise ConfigError(f"--calibrate {path} cannot be written: {error}") from error
+    output.say(f"the sheet of this machine is in {path}; heddle plan --device {path} uses it")
+
+
+def _write_manifest(arguments: argparse.Namespace, output: Output) -> int:
+    """Sum up the files of a model that is here."""
+    from heddle.cli.show_topology import local_path
+
+    if arguments.model is None:
+        raise ConfigError("--manifest sums up the files of a MODEL, and none is named")
+    path = write_manifest(local_path(arguments.model, "doctor"))
+    if output.as_json:
+        output.document({"manifest": str(path)})
+    else:
+        output.text(f"sums are in {path}; every load of this model compares its files with them")
+    return 0
+
+
+def _show_dump(arguments: argparse.Namespace, output: Output) -> int:
+    """Print what a driver wrote down when its ranks failed."""
+    if arguments.model is not None:
+        raise ConfigError(f"--dump says nothing about {arguments.model}; give one of them")
+    _refuse_flags(arguments)
+    dump = read_dump(arguments.dump)
+    if output.as_json:
+        output.document({"dump": dump_tables.document(dump)})
+    else:
+        for table in dump_tables.tables(dump):
             output.table(table)
     return 0
 

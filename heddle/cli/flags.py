@@ -320,6 +320,32 @@ ENGINE_FLAGS: tuple[Flag, ...] = (
         field="group_timeout_seconds",
         convert=number,
     ),
+    Flag(
+        names=("--verify-every",),
+        config=EngineConfig,
+        field="verify_every",
+        convert=integer,
+    ),
+    Flag(
+        names=("--debug-kv",),
+        config=EngineConfig,
+        field="debug_kv",
+        action=argparse.BooleanOptionalAction,
+    ),
+    Flag(names=("--weights-manifest",), config=EngineConfig, field="weights_manifest"),
+    Flag(
+        names=("--max-restarts",),
+        config=EngineConfig,
+        field="max_restarts",
+        convert=integer,
+    ),
+    Flag(
+        names=("--enable-fault-injection",),
+        config=EngineConfig,
+        field="enable_fault_injection",
+        action=argparse.BooleanOptionalAction,
+    ),
+    Flag(names=("--faults",), config=EngineConfig, field="faults"),
 )
 
 

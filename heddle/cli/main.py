@@ -22,6 +22,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
+from heddle.cli.hide import hide_keys
 from heddle.cli.output import Output
 from heddle.cli.parser import CommandParser, is_switched_on
 from heddle.errors import (
@@ -39,6 +40,7 @@ COMMANDS = (
     "chat",
     "run-batch",
     "show",
+    "plan",
     "verify",
     "doctor",
     "bench",
@@ -104,6 +106,9 @@ def _dispatch(words: Sequence[str], environment: Mapping[str, str], output: Outp
         output.text(help_text.rstrip())
         return 0
     arguments = parser.parse(rest)
+    if environment is os.environ:
+        given = getattr(arguments, "api_key", None) or ()
+        hide_keys((given,) if isinstance(given, str) else given)
     return command.run(arguments, replace(output, as_json=arguments.json))
 
 

@@ -8,13 +8,19 @@ are left would all fail, and a later run takes them up.
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import httpx2
 
-from heddle.bench.http_stream import json_content, refusal, transport_message
+from heddle.bench.http_stream import (
+    AnswerFailed,
+    json_content,
+    json_or_none,
+    refusal,
+    transport_message,
+    whole_answer,
+)
 from heddle.cli.run_batch_files import BatchLine, entry
 from heddle.errors import HeddleError
 
@@ -83,7 +89,9 @@ async def _outcome(
         check()
         is_last = attempt == max_retries
         try:
-            response = await client.post(line.url, **json_content(line.body))
+            response = await whole_answer(client, "POST", line.url, **json_content(line.body))
+        except AnswerFailed as failure:
+            return entry(line.custom_id, error=("no_answer", str(failure)))
         except httpx2.ConnectError as error:
             if is_last:
                 raise HeddleError(f"{client.base_url}: {transport_message(error)}") from error
@@ -127,10 +135,7 @@ def _comes_back(response: httpx2.Response) -> bool:
 
 def _answered(line: BatchLine, response: httpx2.Response) -> dict[str, Any]:
     """A line of the output, of a good answer or of a refusal."""
-    try:
-        body = json.loads(response.content)
-    except ValueError:
-        body = None
+    body = json_or_none(response.content)
     told = {
         "status_code": response.status_code,
         "request_id": response.headers.get("x-request-id", ""),

@@ -90,7 +90,7 @@ def json_object(text: str) -> dict[str, Any]:
     """
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
         raise argparse.ArgumentTypeError(

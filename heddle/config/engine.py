@@ -8,6 +8,7 @@ from typing import Literal
 
 from heddle.config.adapters import AdapterConfig
 from heddle.config.cache import CacheConfig
+from heddle.config.faults import FaultRule
 from heddle.config.link_costs import LinkCosts
 from heddle.config.model import ModelConfig
 from heddle.config.overrides import overrides_text
@@ -98,6 +99,30 @@ class EngineConfig:
     """Seconds in which all ranks must be ready."""
     group_timeout_seconds: float = 60.0
     """Seconds in which groups of ranks must form."""
+    verify_every: int = 0
+    """Steps after which the numbers of a running request are held against those of one rank, which
+    a helper process with weights of its own computes; 0: never. Needs float32 or float64.
+    """
+    debug_kv: bool = False
+    """Note beside each stored row whose it is, and look before it is read; freed blocks are filled
+    with NaN. Slow; for tests.
+    """
+    weights_manifest: str | None = None
+    """File with the sizes and sha256 sums of the model's files, which are summed up and compared;
+    None: `heddle-manifest.json` beside them, where there is one.
+    """
+    max_restarts: int = 5
+    """Times in ten minutes that failed ranks are started anew, while open requests wait and then go
+    on; 0: a failure of ranks ends the engine. Ranks of `ray` and of a launcher are not started
+    anew.
+    """
+
+    enable_fault_injection: bool = False
+    """Let `faults` happen; for tests of a whole engine, never where anybody is served."""
+    faults: tuple[FaultRule, ...] = ()
+    """Faults on purpose, as `action(target,phase,step)` separated by `;`, for example
+    `kill(1,decode,3)`.
+    """
 
     def __post_init__(self) -> None:
         """Check what needs neither the model nor the machine.
@@ -111,6 +136,16 @@ class EngineConfig:
             is_whole = isinstance(value, int) and not isinstance(value, bool)
             if not is_whole and (value is not None or name == "seed"):
                 raise ConfigError(f"{name}={value!r} is not legal; it is a whole number")
+        if type(self.verify_every) is not int or self.verify_every < 0:
+            raise ConfigError(
+                f"verify_every={self.verify_every!r} is not legal; it is a whole number, at least "
+                "0 (nearest: 0)"
+            )
+        if type(self.max_restarts) is not int or self.max_restarts < 0:
+            raise ConfigError(
+                f"max_restarts={self.max_restarts!r} is not legal; it is a whole number, at least "
+                "0 (nearest: 0)"
+            )
         for name in ("step_timeout_seconds", "startup_timeout_seconds", "group_timeout_seconds"):
             seconds = getattr(self, name)
             if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
@@ -133,6 +168,11 @@ class EngineConfig:
                     f"{name}={value!r} is not legal; it is a {kind.__name__}, or None (nearest: "
                     "None)"
                 )
+        if self.faults and not self.enable_fault_injection:
+            raise ConfigError(
+                f"faults={'; '.join(map(str, self.faults))} is not legal without "
+                "enable_fault_injection=True; faults on purpose are for tests (nearest: no faults)"
+            )
         if self.deterministic and self.scheduler.target_itl_ms is not None:
             raise ConfigError(
                 f"target_itl={self.scheduler.target_itl_ms:g} is not legal with deterministic=True,"
@@ -177,11 +217,19 @@ class ResolvedConfig:
     step_timeout_seconds: float
     startup_timeout_seconds: float
     group_timeout_seconds: float
+    verify_every: int = 0
+    debug_kv: bool = False
+    weights_manifest: str | None = None
+    epoch: int = 0
+    """Life of the ranks: how often they were started anew."""
     speculative: SpeculativeConfig | None = None
     adapters: AdapterConfig = field(default_factory=AdapterConfig)
     link_costs: LinkCosts = field(default_factory=LinkCosts)
     """Constants that choices weigh; frozen at start-up, so that all ranks choose alike."""
     hf_overrides: str = ""
     """What `model` was read with."""
+    enable_fault_injection: bool = False
+    faults: tuple[FaultRule, ...] = ()
+    """What is to go wrong on purpose; each rank finds its own rules among them."""
     reasons: tuple[str, ...] = ()
     """What was chosen for each `auto`, and why."""

@@ -19,9 +19,11 @@ are: empty states hold `-inf`.
 
 from __future__ import annotations
 
+import logging
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import llvmlite.binding
@@ -36,6 +38,7 @@ from heddle.kernels.object_cache import object_folder, operation_of
 from heddle.kernels.threads import symbols
 from heddle.kernels.vectors import EXP_FLOOR, EXP_SERIES, LN_2_HIGH, LN_2_LOW, LOG2_E
 
+_log = logging.getLogger(__name__)
 FAST = frozenset({"contract", "reassoc", "nsz", "arcp"})
 """Freedoms of the compiler that no infinity or NaN can notice."""
 
@@ -67,11 +70,28 @@ def _cache_folder(module: str) -> Iterator[None]:
 def entry(function: Callable[[int], None]) -> int:
     """Compile an entry, or find it compiled; its address."""
     with _cache_folder(function.__module__):
-        compiled = numba.cfunc(
-            types.void(types.voidptr), cache=True, fastmath=set(FAST), error_model="numpy"
-        )(function)
+        try:
+            compiled = _compile(function, is_kept=True)
+        except OSError as error:  # of a disk that is full, or that we may not write to
+            _say_not_kept(str(error))
+            compiled = _compile(function, is_kept=False)
     _KEPT.append(compiled)
     return int(compiled.address)
+
+
+def _compile(function: Callable[[int], None], *, is_kept: bool) -> Any:
+    return numba.cfunc(
+        types.void(types.voidptr), cache=is_kept, fastmath=set(FAST), error_model="numpy"
+    )(function)
+
+
+@cache
+def _say_not_kept(reason: str) -> None:
+    _log.warning(
+        "compiled kernels cannot be kept (%s): every start compiles them anew, which takes "
+        "minutes; make room there, or set XDG_CACHE_HOME to a folder that has some",
+        reason,
+    )
 
 
 _KEPT: list[Any] = []

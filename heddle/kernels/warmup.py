@@ -8,8 +8,10 @@ then find everything on disk.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterable
 from importlib import import_module
 
@@ -92,10 +94,22 @@ def compile_elsewhere(names: Iterable[str], on_line: OnLine) -> None:
     if not cold:
         return
     command = [sys.executable, "-m", "heddle.kernels.warmup", *cold]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:  # noqa: S603
+    with subprocess.Popen(  # noqa: S603 - the interpreter, with our own words
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         for line in process.stdout:
             on_line(line.rstrip())
+
+
+def _end_with_parent() -> None:
+    """Compiling takes minutes; nobody waits for it once the other end of stdin is gone."""
+
+    def watch() -> None:
+        sys.stdin.buffer.read(1)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _main() -> None:
@@ -103,6 +117,7 @@ def _main() -> None:
         sys.stdout.write(f"{line}\n")
         sys.stdout.flush()
 
+    _end_with_parent()
     compile_here(sys.argv[1:], say)
 
 

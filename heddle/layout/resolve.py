@@ -19,6 +19,7 @@ from heddle.config import (
     SpeculativeConfig,
 )
 from heddle.config.engine import QuantizationChoice
+from heddle.config.faults import check_faults
 from heddle.config.link_costs import LinkCosts
 from heddle.errors import ConfigError, TopologyError, counted
 from heddle.layout import rules
@@ -98,6 +99,7 @@ def resolve(
     ranks = config.parallel.world_size if ranks_on_host is None else ranks_on_host
     dtype = _dtype(config, reasons)
     executor = _executor(config, reasons)
+    check_faults(config.faults, executor, config.parallel.world_size)
     request = PoolRequest(
         cache=config.cache,
         parallel=config.parallel,
@@ -136,10 +138,15 @@ def resolve(
         step_timeout_seconds=config.step_timeout_seconds,
         startup_timeout_seconds=config.startup_timeout_seconds,
         group_timeout_seconds=config.group_timeout_seconds,
+        verify_every=_verify_every(config, dtype, request.kv_dtype),
+        debug_kv=config.debug_kv,
+        weights_manifest=config.weights_manifest,
         speculative=config.speculative,
         adapters=config.adapters,
         hf_overrides=config.hf_overrides,
         link_costs=config.link_costs or LinkCosts(),
+        enable_fault_injection=config.enable_fault_injection,
+        faults=config.faults,
         reasons=tuple(reasons),
     )
 
@@ -156,6 +163,22 @@ def _cuda_graphs(config: EngineConfig, refusal: str | None) -> bool:
             "launch on a CUDA device; legal here: False (nearest: cuda_graphs=False)"
         )
     return config.cuda_graphs
+
+
+def _verify_every(config: EngineConfig, dtype: str, kv_dtype: str) -> int:
+    """How far layouts may differ by rounding is known of wide types alone."""
+    if config.verify_every and config.parallel.world_size == 1:
+        raise ConfigError(
+            f"verify_every={config.verify_every} is not legal with one rank, which has nothing to "
+            "differ from; legal here: 0 (nearest: 0)"
+        )
+    if config.verify_every and not (dtype == kv_dtype and dtype in ("float32", "float64")):
+        raise ConfigError(
+            f"verify_every={config.verify_every} is not legal with {dtype} and a {kv_dtype} cache, "
+            "whose rounding has no bound of its own; legal here: 0 (nearest: 0); `heddle verify` "
+            "compares such layouts"
+        )
+    return config.verify_every
 
 
 def _window(config: EngineConfig, model: ModelConfig) -> int:

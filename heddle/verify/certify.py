@@ -116,6 +116,10 @@ def golden_config(config: EngineConfig, prompt_lens: Sequence[int]) -> EngineCon
         config,
         speculative=None,
         executor="inline",
+        faults=(),  # those of its ranks are no measure of a layout
+        cpu_comm_backend="auto",  # there is nobody to connect
+        verify_every=0,  # it is itself what others are held against
+        debug_kv=False,
         parallel=ParallelConfig(),
         cache=replace(
             config.cache,

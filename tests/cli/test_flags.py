@@ -24,6 +24,7 @@ from heddle.config import (
     SchedulerConfig,
     SpeculativeConfig,
 )
+from heddle.config.faults import fault_rules
 from heddle.engine.args import engine_config
 
 ALL_FLAGS = LAYOUT_FLAGS + ENGINE_FLAGS
@@ -59,9 +60,11 @@ def other_value(flag):
     return "7", value
 
 
-@pytest.mark.parametrize(
-    "flag", [flag for flag in ALL_FLAGS if flag.action is None], ids=lambda flag: flag.names[0]
-)
+ALONE = [flag for flag in ALL_FLAGS if flag.action is None and flag.field != "faults"]
+"""Flags with a value that are legal without another flag."""
+
+
+@pytest.mark.parametrize("flag", ALONE, ids=lambda flag: flag.names[0])
 def test_a_flag_sets_its_field_and_no_other(flag):
     word, value = other_value(flag)
     for name in flag.names:
@@ -86,6 +89,20 @@ def test_a_flag_sets_its_field_and_no_other(flag):
             EngineConfig: default,
         }[flag.config]
         assert restored == expected
+
+
+def test_faults_come_with_their_switch_or_by_a_variable():
+    rule = "kill(1,decode,3)"
+    given = engine_arguments(parse("--faults", rule, "--enable-fault-injection"))
+    expected = dataclasses.replace(
+        EngineConfig(model="demo"), faults=fault_rules(rule), enable_fault_injection=True
+    )
+    assert engine_config("demo", **given) == expected
+    parser = command_parser("try", "for tests", {"HEDDLE_FAULTS": rule}, Output())
+    add_layout_flags(parser)
+    add_engine_flags(parser)
+    given = engine_arguments(parser.parse(["--enable-fault-injection"]))
+    assert engine_config("demo", **given) == expected
 
 
 SWITCHES = [flag for flag in ALL_FLAGS if flag.action is argparse.BooleanOptionalAction]
