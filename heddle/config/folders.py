@@ -25,8 +25,11 @@ def check_cache_dir() -> None:
     for path in (folder / "kernels", folder, *folder.parents):
         with suppress(OSError):  # it is not there yet, or cannot be read either
             found = path.stat()
-            is_open = found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX
-            is_ours = found.st_uid in (0, os.getuid()) or path in folder.parents
+            is_above = path in folder.parents
+            # As in /tmp: there nobody can put another folder in place of ours; files can be added.
+            is_kept = is_above and found.st_mode & stat.S_ISVTX
+            is_open = found.st_mode & stat.S_IWOTH and not is_kept
+            is_ours = found.st_uid in (0, os.getuid()) or is_above
             if is_open or not is_ours:
                 raise ConfigError(
                     f"compiled kernels are kept below {path}, where another user can write; make "
