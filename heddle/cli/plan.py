@@ -125,6 +125,8 @@ def _none_fits(found: Found) -> str:
     from heddle.planner.search import degree_flags
 
     heavy = [entry for entry in found.refused if entry.needed_bytes is not None]
+    if not found.refused:
+        return "refused: no layout with these degrees has as many ranks as there are devices"
     if not heavy:
         return f"refused: none of {len(found.refused)} layouts is legal"
     lightest = min(heavy, key=lambda entry: entry.needed_bytes or 0)

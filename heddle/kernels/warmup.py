@@ -106,7 +106,7 @@ def _end_with_parent() -> None:
     """Compiling takes minutes; nobody waits for it once the other end of stdin is gone."""
 
     def watch() -> None:
-        sys.stdin.buffer.read(1)
+        os.read(0, 1)  # a buffer's lock, held for good, would break the end of the interpreter
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()

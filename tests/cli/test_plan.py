@@ -163,6 +163,9 @@ def test_degrees_that_no_rule_allows_are_counted(capsys) -> None:
     code, _, err = plan(capsys, "qwen3-0.6b --device h100 --devices 4 -tp 4 -dcp 3")
     assert code == 1
     assert "refused: none of 1 layouts is legal" in err
+    code, _, err = plan(capsys, "qwen3-0.6b --device h100 --devices 2 -tp 3")
+    assert code == 1
+    assert "refused: no layout with these degrees has as many ranks as there are devices" in err
 
 
 @pytest.mark.parametrize(
@@ -172,6 +175,8 @@ def test_degrees_that_no_rule_allows_are_counted(capsys) -> None:
         ("deepseek-v33", "(nearest: deepseek-v3)"),
         ("qwen3-8b --device H2000", "device='H2000' is not known"),
         ("qwen3-8b --devices 0", "devices=0 is not legal"),
+        ("qwen3-8b --prompt-len 0", "prompt_len=0 is not legal"),
+        ("qwen3-8b --output-len 0", "output_len=0 is not legal"),
         ("qwen3-8b --prefix-hit 2", "prefix_hit=2.0 is not legal"),
         ("qwen3-8b --trace /no/such.jsonl", "cannot be read"),
         ("qwen3-8b --max-model-len 10000000", "max_model_len=10000000 is not legal"),

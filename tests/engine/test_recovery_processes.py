@@ -199,6 +199,26 @@ def test_a_launcher_that_dies_is_made_anew(engine: Engine, expected: list[tuple[
     assert not any(map(is_running, old))
 
 
+def test_a_launcher_that_hangs_is_made_anew(
+    engine: Engine, expected: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("ranks._STACKS_SECONDS", "ranks._REAP_SECONDS", "launcher._EXIT_SECONDS"):
+        monkeypatch.setattr(f"heddle.engine.executors.{name}", 0.5)
+    hung = engine.llm._executors._launcher
+    assert hung is not None
+    old = engine.pids
+
+    def stop(_: Executor) -> None:
+        os.kill(hung.pid, signal.SIGSTOP)
+        for pid in old:
+            os.kill(pid, signal.SIGKILL)
+
+    engine.plan.set(DECODE, stop)
+    recovered(engine, expected)
+    assert engine.plan.is_done
+    assert not is_running(hung.pid)
+
+
 def test_nothing_piles_up(engine: Engine, expected: list[tuple[int, ...]]) -> None:
     before = descriptors_of(os.getpid()).total()
     for rank in (1, 0):

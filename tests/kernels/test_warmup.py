@@ -34,6 +34,13 @@ def test_only_what_is_missing_is_compiled_and_told(tmp_path, monkeypatch):
     assert len(lines) == 2
 
 
+def test_the_compiling_process_ends_quietly_while_its_parent_lives():
+    command = [sys.executable, "-m", "heddle.kernels.warmup"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.wait(120) == 0
+        assert process.stderr.read() == b""
+
+
 @pytest.mark.parametrize("words", [["--help"], ["show", "-pcp", "2"], ["warmup", "--help"]])
 def test_commands_that_do_not_compute_load_no_compiler(words):
     code = (
