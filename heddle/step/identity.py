@@ -96,8 +96,9 @@ def _words(prefix: str, value: object) -> Iterator[tuple[str, str]]:
 
 def _as_sent(kind: str, value: object) -> object:
     """As it arrives at a rank: a whole number that a caller gave for a float is one there."""
-    is_whole = isinstance(value, int) and not isinstance(value, bool)
-    return float(value) if is_whole and kind.startswith("float") else value
+    if isinstance(value, int) and not isinstance(value, bool) and kind.startswith("float"):
+        return float(value)
+    return value
 
 
 @cache

@@ -60,5 +60,6 @@ class Succession:
         if launcher is None or not launcher.is_alive or launcher.is_silent:
             self.close()
             backend = resolved.cpu_comm_backend or "gloo"  # unnamed: made without `resolve`
-            self._launcher = RankLauncher(warm_modules=modules_to_warm(backend, resolved.kernels))
-        return self._launcher
+            launcher = RankLauncher(warm_modules=modules_to_warm(backend, resolved.kernels))
+            self._launcher = launcher
+        return launcher
