@@ -28,6 +28,7 @@ PURE_ROOMS = (
     "scheduler",
     "step",
     "planner",
+    "simulator",
     "faults",
 )
 PURE_MODULES = ("heddle", "heddle.models", "heddle.models.config_json", "heddle.cli.main")
@@ -64,7 +65,8 @@ ENGINE_FLAGS = (
     "--cpu-distributed-timeout-seconds --deterministic --no-deterministic --quantization "
     "--cuda-graphs --no-cuda-graphs --enforce-eager --no-enforce-eager "
     "--enable-fault-injection --no-enable-fault-injection --faults "
-    "--debug-kv --no-debug-kv --max-restarts --verify-every --weights-manifest "
+    "--debug-kv --no-debug-kv --max-restarts --trace-file --trace-steps --verify-every "
+    "--weights-manifest "
     "--enable-lora --lora-dir --lora-modules --max-lora-rank --max-loras --no-enable-lora "
     "--enable-prefix-caching --hf-overrides --kernels --kv-cache-memory-bytes "
     "--long-prefill-token-threshold "
@@ -113,6 +115,13 @@ PLAN_FLAGS = (
     "--max-model-len --max-num-batched-tokens --max-num-seqs --output-len --prefix-hit "
     "--prompt-len --tpot --trace --ttft"
 )
+SIMULATE_FLAGS = (
+    "--bounds --device --device-file --devices --enable-prefix-caching --hf-overrides "
+    "--kv-cache-memory-bytes --long-prefill-token-threshold --max-model-len "
+    "--max-num-batched-tokens --max-num-partial-prefills --max-num-queued-reqs "
+    "--max-num-queued-tokens --max-num-seqs --no-bounds --no-enable-prefix-caching --output-len "
+    "--prompt-len --rate --requests --seed --sweep --synthetic --target-itl --tpot --trace --ttft"
+)
 SURFACE = {
     "serve": f"{COMMON_FLAGS} {LAYOUT_FLAGS} {ENGINE_FLAGS} {SERVE_FLAGS}",
     "chat": f"{COMMON_FLAGS} {LAYOUT_FLAGS} {ENGINE_FLAGS} {CHAT_FLAGS}",
@@ -121,6 +130,7 @@ SURFACE = {
     "generate": f"{COMMON_FLAGS} {LAYOUT_FLAGS} {ENGINE_FLAGS} {GENERATE_FLAGS}",
     "show": f"{COMMON_FLAGS} {LAYOUT_FLAGS} --heads --seq-len",
     "plan": f"{COMMON_FLAGS} {LAYOUT_FLAGS} {PLAN_FLAGS}",
+    "simulate": f"{COMMON_FLAGS} {LAYOUT_FLAGS} {SIMULATE_FLAGS}",
     "verify": f"{COMMON_FLAGS} {LAYOUT_FLAGS} {ENGINE_FLAGS} --all --max-tokens --task --world",
     "doctor": f"{COMMON_FLAGS} {LAYOUT_FLAGS} {ENGINE_FLAGS} --dump --calibrate --manifest",
     "bench": f"{COMMON_FLAGS} {LAYOUT_FLAGS} {ENGINE_FLAGS} --max-tokens --new-rows --peers-dir "

@@ -14,6 +14,7 @@ import torch
 
 from heddle.attention.adapter_rows import AdapterRows
 from heddle.attention.recurrent.terms import RecurrentInputs
+from heddle.step.timeline import Part
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,6 +53,10 @@ class StepOps(Protocol):
     @property
     def dealt_rows(self) -> DealtRows:
         """For layers whose experts are dealt out whole."""
+        ...
+
+    def enter(self, part: Part) -> None:
+        """The model goes on to another part of a layer; said for timelines."""
         ...
 
     def repeated(

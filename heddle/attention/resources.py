@@ -15,6 +15,7 @@ from heddle.attention.exchange.placement import Placement
 from heddle.attention.recurrent.store import StateStore
 from heddle.attention.storage import KVStore
 from heddle.comm.base import Communicator, RankGroups
+from heddle.comm.rank_clock import RankClock
 from heddle.kernels.recording.player import Player
 from heddle.kernels.registry import Kernels, create_kernels
 from heddle.layout.heads import HeadRun
@@ -39,6 +40,8 @@ class AttentionResources:
     kernels: Kernels = field(default_factory=partial(create_kernels, "torch"))
     recordings: Player | None = None
     """Of passes over this rank's layers; None: each pass is computed anew."""
+    clock: RankClock | None = None
+    """Told where a step is; None: nobody wants to know."""
 
     @cached_property
     def own_runs(self) -> Sequence[HeadRun]:

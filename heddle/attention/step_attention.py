@@ -13,7 +13,8 @@ of a stored row.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
 
 import torch
@@ -31,13 +32,16 @@ from heddle.attention.resources import AttentionResources
 from heddle.attention.sparse.create import create_sparse_rows
 from heddle.attention.sparse.kind import SparseLatentKind
 from heddle.attention.storage import SlotWrite
+from heddle.comm.rank_clock import RankClock
 from heddle.kernels.recording.inputs import Input
+from heddle.kernels.recording.noting import always_on_host
 from heddle.step.experts import dispatched_rows
 from heddle.step.local_group import GroupStep, localize_group
 from heddle.step.localize import RankStep
 from heddle.step.padding import pad_group, pad_rows
 from heddle.step.probe import probed_row
 from heddle.step.recurrent import create_recurrent_step
+from heddle.step.timeline import Part
 
 MAX_REPEATED_ROWS = 64
 """Rows up to which the Python of a step is worth saving."""
@@ -74,6 +78,7 @@ class RankAttention:
         """(layer, what it gave for the row that is looked at); see `heddle.step.probe`."""
         self._recurrence = _create_recurrence(step, resources)
         self._step = step
+        self._clock = resources.clock
 
     @cached_property
     def adapters(self) -> AdapterRows | None:
@@ -86,6 +91,11 @@ class RankAttention:
         """See `StepOps.dealt_rows`."""
         rows = dispatched_rows(self._step, self.resources.topology)
         return DealtRows(torch.tensor(rows), self._step.num_copy)
+
+    def enter(self, part: Part) -> None:
+        """See `StepOps.enter`."""
+        if self._clock is not None:
+            _enter(self._clock, part)
 
     def repeated(
         self, inputs: Sequence[torch.Tensor], compute: Callable[[], torch.Tensor]
@@ -151,14 +161,35 @@ class RankAttention:
     def recurrent(self, layer: int, inputs: RecurrentInputs) -> torch.Tensor:
         """See `StepOps.recurrent`."""
         assert self._recurrence is not None, "the model has recurrent layers"
-        return self._recurrence.run(layer, inputs)
+        with self._attention(layer):
+            return self._recurrence.run(layer, inputs)
 
     def _run(self, layer: int, kind: AttentionKind) -> torch.Tensor:
         group = self._groups[self.resources.topology.group_of_layer[layer]]
-        out = group.run(layer, kind)
+        with self._attention(layer):
+            out = group.run(layer, kind)
         if self._probed_row is not None:
             self.probe.append((layer, row_bytes(out[self._probed_row])))
         return out
+
+    def _attention(self, layer: int) -> AbstractContextManager[None]:
+        return _NO_PART if self._clock is None else _attention_part(self._clock, layer)
+
+
+_NO_PART = nullcontext()
+
+
+@contextmanager
+def _attention_part(clock: RankClock, layer: int) -> Iterator[None]:
+    _enter(clock, "attention", layer)
+    yield
+    _enter(clock, "output", layer)
+
+
+@always_on_host
+def _enter(clock: RankClock, part: Part, layer: int = -1) -> None:
+    """A step that is launched again without its Python passes here too."""
+    clock.enter(part, layer)
 
 
 def row_bytes(row: torch.Tensor) -> bytes:

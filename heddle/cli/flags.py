@@ -332,6 +332,13 @@ ENGINE_FLAGS: tuple[Flag, ...] = (
         field="debug_kv",
         action=argparse.BooleanOptionalAction,
     ),
+    Flag(names=("--trace-file",), config=EngineConfig, field="trace_file"),
+    Flag(
+        names=("--trace-steps",),
+        config=EngineConfig,
+        field="trace_steps",
+        convert=integer,
+    ),
     Flag(names=("--weights-manifest",), config=EngineConfig, field="weights_manifest"),
     Flag(
         names=("--max-restarts",),

@@ -11,11 +11,12 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from time import perf_counter
+from time import monotonic
 
 import torch
 
 from heddle.comm.base import Communicator, Pending, RankGroups
+from heddle.comm.rank_clock import RankClock
 from heddle.layout.mesh import GROUP_KINDS, GroupKind
 from heddle.step.batch import CollectiveTotal
 from heddle.step.traffic import CollectiveOp, received_bytes
@@ -24,12 +25,18 @@ from heddle.step.traffic import CollectiveOp, received_bytes
 class CollectiveCounts:
     """The calls of one rank since they were last taken."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: RankClock | None = None) -> None:
+        """Count nothing yet.
+
+        Args:
+            clock: told of each single call; None: nobody is.
+        """
         self._tallies: list[_Tally] = []
+        self._clock = clock
 
     def tally(self, op: CollectiveOp, group: GroupKind, world_size: int) -> _Tally:
         """What counts the calls of one kind from now on."""
-        made = _Tally(op, group, world_size)
+        made = _Tally(op, group, world_size, self._clock)
         self._tallies.append(made)
         return made
 
@@ -41,18 +48,29 @@ class CollectiveCounts:
 class _Tally:
     """Calls of one kind. A step has a hundred of them, so what can wait until its end does."""
 
-    __slots__ = ("_group", "_op", "_world_size", "num_calls_of_size", "seconds")
+    __slots__ = ("_clock", "_group", "_op", "_world_size", "num_calls_of_size", "seconds")
 
-    def __init__(self, op: CollectiveOp, group: GroupKind, world_size: int) -> None:
+    def __init__(
+        self, op: CollectiveOp, group: GroupKind, world_size: int, clock: RankClock | None
+    ) -> None:
         self._op, self._group, self._world_size = op, group, world_size
+        self._clock = clock
         self.num_calls_of_size: defaultdict[int, int] = defaultdict(int)
         """By bytes that were handed in."""
         self.seconds = 0.0
 
     def add(self, own_bytes: int, began: float) -> None:
-        """A call has returned that began at a time of `perf_counter`."""
-        self.seconds += perf_counter() - began
+        """A call has returned that began at a time of `monotonic`."""
+        self.seconds += monotonic() - began
         self.num_calls_of_size[own_bytes] += 1
+        if self._clock is not None:
+            self._clock.note_call(self._op, self._group, self._world_size, own_bytes, began)
+
+    def add_wait(self, began: float) -> None:
+        """What a call had begun is there; it is part of that call."""
+        self.seconds += monotonic() - began
+        if self._clock is not None:
+            self._clock.note_wait(self._group, began)
 
     def take(self) -> CollectiveTotal:
         """All of it; begins at 0 again."""
@@ -98,48 +116,48 @@ class CountingCommunicator:
 
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
         """Counted `all_gather`."""
-        began = perf_counter()
+        began = monotonic()
         result = self._inner.all_gather(tensor)
         self._all_gather.add(tensor.nbytes, began)
         return result
 
     def reduce_scatter(self, tensor: torch.Tensor) -> torch.Tensor:
         """Counted `reduce_scatter`."""
-        began = perf_counter()
+        began = monotonic()
         result = self._inner.reduce_scatter(tensor)
         self._reduce_scatter.add(tensor.nbytes, began)
         return result
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
         """Counted `all_reduce`."""
-        began = perf_counter()
+        began = monotonic()
         result = self._inner.all_reduce(tensor)
         self._all_reduce.add(tensor.nbytes, began)
         return result
 
     def all_to_all(self, tensor: torch.Tensor) -> torch.Tensor:
         """Counted `all_to_all`."""
-        began = perf_counter()
+        began = monotonic()
         result = self._inner.all_to_all(tensor)
         self._all_to_all.add(tensor.nbytes, began)
         return result
 
     def shift(self, tensor: torch.Tensor) -> Pending:
         """Counted `shift`, when it begins; what `wait` takes is added then."""
-        began = perf_counter()
+        began = monotonic()
         pending = self._inner.shift(tensor)
         self._shift.add(tensor.nbytes, began)
         return _CountedPending(pending, self._shift)
 
     def send(self, tensor: torch.Tensor, target: int) -> None:
         """Counted `send`."""
-        began = perf_counter()
+        began = monotonic()
         self._inner.send(tensor, target)
         self._send.add(tensor.nbytes, began)
 
     def receive(self, shape: Sequence[int], dtype: torch.dtype, source: int) -> torch.Tensor:
         """Counted `receive`."""
-        began = perf_counter()
+        began = monotonic()
         result = self._inner.receive(shape, dtype, source)
         self._receive.add(math.prod(shape) * dtype.itemsize, began)
         return result
@@ -157,9 +175,9 @@ class _CountedPending:
 
     def wait(self) -> torch.Tensor:
         """See `Pending.wait`."""
-        began = perf_counter()
+        began = monotonic()
         result = self._inner.wait()
-        self._tally.seconds += perf_counter() - began
+        self._tally.add_wait(began)
         return result
 
 

@@ -107,6 +107,12 @@ class EngineConfig:
     """Note beside each stored row whose it is, and look before it is read; freed blocks are filled
     with NaN. Slow; for tests.
     """
+    trace_file: str | None = None
+    """File that is to say what each rank did when, and why it exchanged what: JSON for Perfetto or
+    `chrome://tracing`, and for `heddle view`.
+    """
+    trace_steps: int = 256
+    """Steps that the trace holds, from the first one on; 0: all."""
     weights_manifest: str | None = None
     """File with the sizes and sha256 sums of the model's files, which are summed up and compared;
     None: `heddle-manifest.json` beside them, where there is one.
@@ -136,16 +142,12 @@ class EngineConfig:
             is_whole = isinstance(value, int) and not isinstance(value, bool)
             if not is_whole and (value is not None or name == "seed"):
                 raise ConfigError(f"{name}={value!r} is not legal; it is a whole number")
-        if type(self.verify_every) is not int or self.verify_every < 0:
-            raise ConfigError(
-                f"verify_every={self.verify_every!r} is not legal; it is a whole number, at least "
-                "0 (nearest: 0)"
-            )
-        if type(self.max_restarts) is not int or self.max_restarts < 0:
-            raise ConfigError(
-                f"max_restarts={self.max_restarts!r} is not legal; it is a whole number, at least "
-                "0 (nearest: 0)"
-            )
+        for name in ("verify_every", "max_restarts", "trace_steps"):
+            value = getattr(self, name)
+            if type(value) is not int or value < 0:
+                raise ConfigError(
+                    f"{name}={value!r} is not legal; it is a whole number, at least 0 (nearest: 0)"
+                )
         for name in ("step_timeout_seconds", "startup_timeout_seconds", "group_timeout_seconds"):
             seconds = getattr(self, name)
             if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
@@ -219,6 +221,8 @@ class ResolvedConfig:
     group_timeout_seconds: float
     verify_every: int = 0
     debug_kv: bool = False
+    trace_file: str | None = None
+    trace_steps: int = 256
     weights_manifest: str | None = None
     epoch: int = 0
     """Life of the ranks: how often they were started anew."""

@@ -45,6 +45,7 @@ from heddle.engine.recovery.suspects import Suspects
 from heddle.engine.replica import Replica, StepOutcome, choose_replica
 from heddle.engine.request_state import RequestState
 from heddle.engine.tokenizer import Tokenizer
+from heddle.engine.trace_file import TraceFile
 from heddle.errors import HeddleError, PlanMismatch, RankFailed, RequestError, counted
 from heddle.runner.draw import request_seed
 from heddle.scheduler.batch import ScheduledPart
@@ -69,6 +70,7 @@ class Driver:
         *,
         clock: Callable[[], float] = time.monotonic,
         restarts: Restarts | None = None,
+        trace: TraceFile | None = None,
     ) -> None:
         """Wire the parts.
 
@@ -79,6 +81,7 @@ class Driver:
             tokenizer: of the model; None: token ids only.
             clock: monotonic seconds, for the times in outputs, and what steps take.
             restarts: makes new ranks when ranks have failed; None: a failure ends the engine.
+            trace: told of each step, closed with this driver; None: nobody is.
         """
         self.resolved = resolved
         self.tokenizer = tokenizer
@@ -93,6 +96,7 @@ class Driver:
         self._suspects = Suspects()
         self._refused = RefusedRequests(clock)
         self._clock = clock
+        self._trace = trace
         self._topology = Topology.from_resolved(resolved)
         self.adapters = AdapterTable(resolved)
         self.replicas = self._create_replicas()
@@ -395,6 +399,8 @@ class Driver:
     def close(self) -> None:
         """End what helps to prepare requests; the executor is its maker's. May be called twice."""
         self._grammars.close()
+        if self._trace is not None:
+            self._trace.close()
 
     def has_grammar(self, params: SamplingParams) -> bool:
         """Whether preparing a request with these takes no time for its form; any thread may ask."""
@@ -520,7 +526,7 @@ class Driver:
     def _create_replicas(self) -> tuple[Replica, ...]:
         """Empty ones, whose ranks are yet to be told of all adapters."""
         replicas = tuple(
-            Replica(index, self.resolved, self._topology, clock=self._clock)
+            Replica(index, self.resolved, self._topology, clock=self._clock, trace=self._trace)
             for index in range(self.resolved.parallel.data_parallel_size)
         )
         for replica in replicas:

@@ -37,6 +37,7 @@ from heddle.engine.shadow.create import open_shadow
 from heddle.engine.shadow.shadow import Shadow
 from heddle.engine.tokenizer import Tokenizer, check_tokenizer, load_tokenizer
 from heddle.engine.trace import StepRecord
+from heddle.engine.trace_file import TraceFile
 from heddle.errors import HeddleError, RequestError, counted, quoted
 from heddle.kernels.warmup import OnLine, compile_elsewhere, operations
 
@@ -289,6 +290,7 @@ class LLM:
     ) -> None:
         resolved = resolve_here(config, launch)
         check_room(resolved, launch)
+        trace = TraceFile.create(resolved)
         self._is_closed = False
         self._shadow: Shadow | None = None
         self._turn = threading.Lock()
@@ -303,7 +305,9 @@ class LLM:
             self._executors = Succession(create_executor, watch, launch)
             executor = self._executors.next(resolved, report)
             restarts = _restarts(config, resolved, self._executors)
-            self._driver = Driver(resolved, executor, self._tokenizer, restarts=restarts)
+            self._driver = Driver(
+                resolved, executor, self._tokenizer, restarts=restarts, trace=trace
+            )
             try:
                 executor.start()
                 if resolved.verify_every:

@@ -22,6 +22,7 @@ from heddle.engine.executors.base import Submission
 from heddle.engine.grammar.matcher import Matcher
 from heddle.engine.shadow.choosing import ProbeChooser, collect_probe
 from heddle.engine.trace import MAX_RECORDS, StepRecord
+from heddle.engine.trace_file import TraceFile
 from heddle.kvcache.groups import create_group_specs
 from heddle.kvcache.keys import CacheIdentity, CacheScope
 from heddle.kvcache.manager import KVCacheManager
@@ -66,6 +67,7 @@ class Replica:
         topology: Topology,
         *,
         clock: Callable[[], float] = time.monotonic,
+        trace: TraceFile | None = None,
     ) -> None:
         """Begin empty.
 
@@ -74,8 +76,10 @@ class Replica:
             resolved: what runs.
             topology: constants of the engine.
             clock: monotonic seconds, by which steps are timed.
+            trace: told of each step; None: nobody is.
         """
         self.index = index
+        self._trace = trace
         self.cache = _create_cache(resolved, topology)
         num_stages = resolved.parallel.pipeline_parallel_size
         self._clock = clock
@@ -206,8 +210,12 @@ class Replica:
         if scheduled.parts:
             tokens = {request_id: _token_ids(found) for request_id, found in sampled.items()}
             self.scheduler.update(scheduled, tokens, failed)
-        load = StepLoad.of(scheduled, self.pacer.attention_length)
-        self.pacer.observe(load, self._clock() - ended.begin_seconds)
+        now = self._clock()
+        self.pacer.observe(
+            StepLoad.of(scheduled, self.pacer.attention_length), now - ended.begin_seconds
+        )
+        if self._trace is not None:
+            self._trace.add_step(self.index, ended.plan, ended.begin_seconds, now, replies)
         bad = (rank for rank, reply in enumerate(replies, self._first_rank) if reply.num_bad_rows)
         return StepOutcome(scheduled, sampled, failed, probed, tuple(bad))
 

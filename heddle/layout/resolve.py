@@ -140,6 +140,8 @@ def resolve(
         group_timeout_seconds=config.group_timeout_seconds,
         verify_every=_verify_every(config, dtype, request.kv_dtype),
         debug_kv=config.debug_kv,
+        trace_file=config.trace_file,
+        trace_steps=config.trace_steps,
         weights_manifest=config.weights_manifest,
         speculative=config.speculative,
         adapters=config.adapters,

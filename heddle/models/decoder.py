@@ -74,9 +74,11 @@ class ResidualLayer:
         self, hidden: torch.Tensor, rotation: Turn, ops: StepOps, shard: Shard
     ) -> torch.Tensor:
         """`[M, E]` -> `[M, E]`."""
+        ops.enter("projection")
         mixed = shard.sum(self.attention(_normed(hidden, self.attention_norm), rotation, ops))
         mixed = _normed(mixed, self.attention_post_norm)
         hidden, normed = self._added_normed(mixed, hidden)
+        ops.enter("mlp")
         mixed = shard.sum(self.feed_forward(normed, ops))
         mixed = _normed(mixed, self.feed_forward_post_norm)
         return self._added(mixed, self.feed_forward_factor, hidden)

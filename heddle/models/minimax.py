@@ -49,9 +49,11 @@ class ScaledLayer:
         self, hidden: torch.Tensor, rotation: Turn, ops: StepOps, shard: Shard
     ) -> torch.Tensor:
         """`[M, E]` -> `[M, E]`."""
+        ops.enter("projection")
         normed = self.attention_norm(hidden)
         mixed = shard.sum(self.attention(normed, rotation, ops))
         hidden = _weighed(normed, mixed, self.attention_factors)
+        ops.enter("mlp")
         normed = self.feed_forward_norm(hidden)
         mixed = shard.sum(self.feed_forward(normed, ops))
         return _weighed(normed, mixed, self.feed_forward_factors)

@@ -34,6 +34,7 @@ from heddle.layout.mesh import GROUP_KINDS
 from heddle.runner.stray_calls import StrayCommunicator
 from heddle.step.batch import GlobalBatch, SampledToken
 from heddle.step.localize import RankStep
+from heddle.step.timeline import Part
 
 
 class Damage:
@@ -134,6 +135,10 @@ class _DamagedOps:
     def dealt_rows(self) -> DealtRows:
         """See `StepOps.dealt_rows`."""
         return self._inner.dealt_rows
+
+    def enter(self, part: Part) -> None:
+        """See `StepOps.enter`."""
+        self._inner.enter(part)
 
     def repeated(
         self, inputs: Sequence[torch.Tensor], compute: Callable[[], torch.Tensor]

@@ -28,6 +28,7 @@ from heddle.attention.step_attention import RankAttention
 from heddle.attention.storage import KVStore
 from heddle.comm.base import RankGroups, World
 from heddle.comm.counting import CollectiveCounts, count_groups
+from heddle.comm.rank_clock import RankClock
 from heddle.config.engine import ResolvedConfig
 from heddle.errors import PlanMismatch, UnsupportedError
 from heddle.faults.watch import RankWatch, phase_of
@@ -58,6 +59,7 @@ from heddle.step.plan import StepPlan, plan
 from heddle.step.probe import NO_PROBE
 from heddle.step.schedule import collective_schedule
 from heddle.step.sketch import sketch_plan
+from heddle.step.timeline import Part
 from heddle.step.topology import Topology
 
 COMPUTE_DEVICE = torch.device("cpu")
@@ -100,7 +102,8 @@ class RankWorker:
         self.coord = self.topology.mesh.coord_of(global_rank)
         self.guard = ScheduleGuard(self._watch)
         self._damage = create_damage(self._watch, self.topology.mesh.dcp_size)
-        self._counts = CollectiveCounts()
+        self._clock = RankClock() if resolved.trace_file is not None else None
+        self._counts = CollectiveCounts(self._clock)
         groups = count_groups(_form_groups(self.topology, world), self._counts)
         self.groups = guard_groups(groups, self.guard)
         if self._damage is not None:
@@ -147,6 +150,7 @@ class RankWorker:
             self.states,
             kernels,
             None if self._fails_in_layers else _create_recordings(resolved, backend, device),
+            self._clock,
         )
         self._watch.enter("warmup")
 
@@ -230,6 +234,8 @@ class RankWorker:
             PlanMismatch: this rank derives another plan; raised before its first collective.
         """
         started = time.monotonic()
+        if self._clock is not None:
+            self._clock.begin_step()
         step_plan = plan(batch, self.topology)
         if step_plan.digest != digest:
             raise PlanMismatch(
@@ -261,7 +267,12 @@ class RankWorker:
             seconds=time.monotonic() - started,
             collectives=self._counts.take(),
             recordings=None if recordings is None else recordings.use_since(num_repeated),
+            timeline=None if self._clock is None else self._clock.end_step(),
         )
+
+    def _enter(self, part: Part) -> None:
+        if self._clock is not None:
+            self._clock.enter(part)
 
     def _num_rows(self, step_plan: StepPlan) -> int | None:
         """COPY rows of a step that is computed like others, pads included."""
@@ -277,6 +288,7 @@ class RankWorker:
         self.guard.begin(schedule)
         first_layer = self.topology.stage_layers(self.global_rank).start
         self._watch.expect(schedule.layer_ends, first_layer)
+        self._enter("embedding")
         hidden = self.model.forward(
             create_row_inputs(step, self.topology.model, self.dtype),
             attention if self._damage is None else self._damage.ops(attention, step),
@@ -286,6 +298,7 @@ class RankWorker:
             self.groups.pp.send(hidden, self.coord.pp + 1)
             self.guard.finish()
             return ()
+        self._enter("logits")
         logits = self._logits(step.plan, hidden)
         self.guard.finish()
         if logits is None or not self.is_deciding:
@@ -294,6 +307,7 @@ class RankWorker:
 
     def _sample(self, batch: GlobalBatch, logits: torch.Tensor) -> tuple[SampledToken, ...]:
         self._watch.enter("sample")
+        self._enter("sampling")
         if self._damage is None:
             return collect_samples(batch, logits)
         sampled = collect_samples(batch, self._damage.logits(batch, logits))

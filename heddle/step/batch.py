@@ -14,6 +14,7 @@ from heddle.kvcache.copies import BlockCopy
 from heddle.layout.mesh import GroupKind
 from heddle.step.draw_params import DrawParams
 from heddle.step.packed import unpack_table
+from heddle.step.timeline import StepTimeline
 from heddle.step.traffic import CollectiveOp
 
 
@@ -218,6 +219,8 @@ class RankReply(msgspec.Struct, frozen=True, kw_only=True):
     """By kind of call; kinds that the step did not need are left out."""
     recordings: RecordingUse | None = None
     """None: this rank keeps none."""
+    timeline: StepTimeline | None = None
+    """None: nobody asked for a trace."""
     probe: tuple[tuple[int, bytes], ...] = ()
     """(layer, `[lanes, Dv]` in the compute dtype): what attention gave for the row that is looked
     at, of the attention layers of this rank's stage; empty on ranks without the row.

@@ -29,6 +29,8 @@ _OF_THE_HOST = frozenset(
         "num_state_slots",
         "num_threads",
         "reasons",
+        "trace_file",
+        "trace_steps",
         "weights_manifest",
     }
 )

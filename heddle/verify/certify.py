@@ -106,7 +106,7 @@ def certify(
 def trial_config(config: EngineConfig, trial: Trial) -> EngineConfig:
     """The engine of one layout."""
     cache = replace(config.cache, block_size=trial.block_size)
-    return replace(config, parallel=trial.parallel, cache=cache)
+    return replace(config, parallel=trial.parallel, cache=cache, trace_file=None)
 
 
 def golden_config(config: EngineConfig, prompt_lens: Sequence[int]) -> EngineConfig:
@@ -120,6 +120,7 @@ def golden_config(config: EngineConfig, prompt_lens: Sequence[int]) -> EngineCon
         cpu_comm_backend="auto",  # there is nobody to connect
         verify_every=0,  # it is itself what others are held against
         debug_kv=False,
+        trace_file=None,
         parallel=ParallelConfig(),
         cache=replace(
             config.cache,

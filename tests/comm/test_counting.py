@@ -80,7 +80,7 @@ def test_what_was_taken_is_not_taken_again() -> None:
 def test_seconds_are_those_of_calls_and_of_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every look at the clock is a second after the one before."""
     ticks = iter(range(100))
-    monkeypatch.setattr(counting, "perf_counter", lambda: float(next(ticks)))
+    monkeypatch.setattr(counting, "monotonic", lambda: float(next(ticks)))
     counts = CollectiveCounts()
     group = CountingCommunicator(SoloCommunicator(), "dcp", counts)
     for _ in range(3):

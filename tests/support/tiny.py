@@ -407,6 +407,8 @@ class DenseAttention:
     def __init__(self, config: ModelConfig | None = None) -> None:
         self._config = config
 
+    def enter(self, part: str) -> None: ...
+
     def repeated(
         self, inputs: Sequence[torch.Tensor], compute: Callable[[], torch.Tensor]
     ) -> torch.Tensor:

@@ -41,6 +41,7 @@ def shadow_config(config: EngineConfig, plan: ResolvedConfig) -> EngineConfig:
         faults=(),
         debug_kv=False,
         verify_every=0,
+        trace_file=None,
         max_restarts=0,
         num_threads=1,
         cache=dataclasses.replace(

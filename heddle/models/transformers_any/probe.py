@@ -36,6 +36,7 @@ from heddle.models.transformers_any.quote import quoted
 from heddle.models.transformers_any.twin import VOCABULARY
 from heddle.models.weights.loader import WeightLoader
 from heddle.models.weights.memory import MemorySource
+from heddle.step.timeline import Part
 
 NUM_ROWS = 14
 """Well beyond the windows of a twin."""
@@ -140,6 +141,9 @@ class DenseOps:
                 weights = self._weights(query[:, lane], keys[:, run.kv_index], visible, sink)
                 out[:, lane] = weights @ values[:, run.kv_index]
         return out
+
+    def enter(self, part: Part) -> None:
+        """See `StepOps.enter`; nobody asks."""
 
     def repeated(
         self,
