@@ -44,6 +44,7 @@ OTHER_WORDS: dict[str, tuple[list[str], Any]] = {
     "admin_port": (["7", "--admin-api-key-file", "f"], 7),
     "admin_api_key_file": (["f", "--admin-port", "7"], "f"),
     "metrics_key": (["--api-key", "k"], True),
+    "cache_per_key": (["--api-key", "k"], True),
     "tool_call_parser": (["word", "--enable-auto-tool-choice"], "word"),
     "max_log_len": (["7", "--enable-log-requests"], 7),
     "ssl_keyfile": (["k", "--ssl-certfile", "c"], "k"),
