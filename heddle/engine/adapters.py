@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from heddle.config.adapters import AdapterConfig
 from heddle.config.engine import ResolvedConfig
+from heddle.engine.recovery.loaded_files import Marks, marks_of, what_changed
 from heddle.errors import ConfigError, ModelFileError, RequestError, counted, quoted
 from heddle.step.batch import AdapterChange
 
@@ -34,11 +35,18 @@ class LoadedAdapter:
     path: str
     serial: int
     """How many were loaded before it."""
+    files: Marks
+    """As they were when it was checked."""
 
     @property
     def cache_name(self) -> str:
         """Never given twice, so that KV computed with an adapter ends with it."""
         return f"{self.serial} {self.name}"
+
+    @property
+    def change(self) -> AdapterChange:
+        """For ranks that do not hold it."""
+        return AdapterChange(slot=self.slot, path=self.path)
 
 
 class AdapterTable:
@@ -65,11 +73,9 @@ class AdapterTable:
             self._add(name, path)
 
     @property
-    def present_changes(self) -> tuple[AdapterChange, ...]:
-        """For the first step of ranks that hold no adapter yet."""
-        return tuple(
-            AdapterChange(slot=adapter.slot, path=adapter.path) for adapter in self._loaded.values()
-        )
+    def loaded(self) -> tuple[LoadedAdapter, ...]:
+        """Those that requests may name, in order of loading."""
+        return tuple(self._loaded.values())
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -113,15 +119,26 @@ class AdapterTable:
         Raises:
             RequestError: there is none of this name, or it is in use.
         """
-        adapter = self.get(name)
+        self.get(name)
         if num_requests:
             raise RequestError(
                 f"adapter {quoted(name)} is in use by {counted(num_requests, 'request')}; wait for "
                 "them, or abort them first",
                 "adapter_in_use",
             )
-        del self._loaded[name]
-        return AdapterChange(slot=adapter.slot, path=None)
+        return self.drop(name)
+
+    def drop(self, name: str) -> AdapterChange:
+        """Forget an adapter of this name, whoever uses it."""
+        return AdapterChange(slot=self._loaded.pop(name).slot, path=None)
+
+    def changed_files(self) -> dict[str, str]:
+        """What is not as it was when it was checked, by name of the adapter."""
+        found = {
+            adapter.name: what_changed(adapter.files, _marks(Path(adapter.path)))
+            for adapter in self._loaded.values()
+        }
+        return {name: change for name, change in found.items() if change}
 
     @property
     def _config(self) -> AdapterConfig:
@@ -148,16 +165,17 @@ class AdapterTable:
         from heddle.models.adapters.folder import AdapterFolder
         from heddle.models.adapters.targets import check_targets
 
+        files = _marks(path)
         with AdapterFolder(path) as adapter:
             check_targets(adapter, self._sites, self._config.max_lora_rank)
             adapter.check_numbers()
         used = {other.slot for other in self._loaded.values()}
         slot = next(slot for slot in range(self._config.max_loras) if slot not in used)
         self._loaded[name] = LoadedAdapter(
-            name=name, slot=slot, path=str(path), serial=self._num_loaded
+            name=name, slot=slot, path=str(path), serial=self._num_loaded, files=files
         )
         self._num_loaded += 1
-        return AdapterChange(slot=slot, path=str(path))
+        return self._loaded[name].change
 
     def _check_new(self, name: str) -> None:
         if not self._config.enable_lora:
@@ -186,6 +204,10 @@ class AdapterTable:
         return find_sites(
             self._resolved.model, HeaderSource(open_weights(self._resolved.model_path))
         )
+
+
+def _marks(folder: Path) -> Marks:
+    return marks_of(folder / name for name in ADAPTER_FILES)
 
 
 def _resolve(path: str | Path, folder: Path | None = None) -> Path:

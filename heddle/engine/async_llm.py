@@ -196,9 +196,12 @@ class AsyncLLM:
         return await future
 
     async def close(self) -> None:
-        """Abort what is open and end the ranks; a second call waits for the first."""
+        """Abort what is open and end the ranks, those that are being started anew as well; a second
+        call waits for the first.
+        """
         if not self._is_closed:
             self._is_closed = True
+            self.driver.stop_restarts()
             self._commands.put(None)
         await asyncio.to_thread(self._thread.join)
 

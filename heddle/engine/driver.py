@@ -12,19 +12,18 @@ that a slow one holds up no other; only where experts are dealt over all of them
 each round take one step of every replica, an empty one where nothing can run.
 
 When ranks fail, new ones take over, if `restarts` are allowed: for all replicas, whoever's rank it
-was. Nothing of a step is accounted for before all its ranks agree, so a request is then what was
-told of it: prompt and outputs, which the new ranks compute once more, as after a preemption. Its
-draws are keyed by its seed and by position, so it goes on as it would have.
+was; what is done then is told in `heddle.engine.recovery`. Nothing of a step is accounted for
+before all its ranks agree, so a request is what was told of it: prompt and outputs, which the new
+ranks compute once more, as after a preemption. Its draws are keyed by its seed and by position, so
+it goes on as it would have.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 from heddle.config.engine import ResolvedConfig
@@ -39,24 +38,22 @@ from heddle.engine.inputs import PromptInput
 from heddle.engine.lockstep import moves_in_lockstep
 from heddle.engine.outputs import RequestMetrics, RequestOutput
 from heddle.engine.prepared import PreparedRequest, prepare_request
-from heddle.engine.recovery.refused import RefusedRequests, digest_of
+from heddle.engine.recovery.places import Place
+from heddle.engine.recovery.recovery import Recovery
+from heddle.engine.recovery.refused import digest_of
 from heddle.engine.recovery.restarts import OF_RANKS, Restarts
-from heddle.engine.recovery.suspects import Suspects
 from heddle.engine.replica import Replica, StepOutcome, choose_replica
 from heddle.engine.request_state import RequestState
 from heddle.engine.tokenizer import Tokenizer
 from heddle.engine.trace_file import TraceFile
-from heddle.errors import HeddleError, PlanMismatch, RankFailed, RequestError, counted
+from heddle.errors import ModelFileError, RankFailed, RequestError, quoted
 from heddle.runner.draw import request_seed
 from heddle.scheduler.batch import ScheduledPart
 from heddle.scheduler.progress import Progress
 from heddle.scheduler.request import Request
 from heddle.step.batch import AdapterChange, SampledToken
-from heddle.step.build import BadWordIds
 from heddle.step.probe import Probed
 from heddle.step.topology import Topology
-
-log = logging.getLogger("heddle.engine")
 
 
 class Driver:
@@ -89,26 +86,21 @@ class Driver:
         self.bad_numbers = BadNumbers()
         self.on_probe: Callable[[Probed, str], None] | None = None
         """Given each row that was looked at, and the id of its request; see `heddle.step.probe`."""
-        self.recovering_since: float | None = None
-        """Monotonic time at which ranks failed that are being started anew; any thread may look."""
         self._executor = executor
-        self._restarts = restarts
-        self._suspects = Suspects()
-        self._refused = RefusedRequests(clock)
+        self._recovery = Recovery(restarts, resolved.parallel.data_parallel_size, clock)
         self._clock = clock
         self._trace = trace
         self._topology = Topology.from_resolved(resolved)
         self.adapters = AdapterTable(resolved)
         self.replicas = self._create_replicas()
+        for replica in self.replicas:
+            replica.change_adapters(*(adapter.change for adapter in self.adapters.loaded))
         self._in_lockstep = moves_in_lockstep(resolved)
         self._num_stages = resolved.parallel.pipeline_parallel_size
         self._eos_token_ids = _eos_token_ids(resolved, tokenizer)
         self._grammars = GrammarCompiler(tokenizer, resolved.model.vocab_size, self._eos_token_ids)
         self._states: dict[str, RequestState] = {}
-        self._places: dict[int, _Place] = {}
-        """Of open sequences, in the order in which they came."""
-        self._held: set[int] = set()
-        """Those that wait until others have been tried."""
+        self._places = self._recovery.places
         self._num_requests = 0
         self._num_sequences = 0
         self._failure: BaseException | None = None
@@ -117,6 +109,13 @@ class Driver:
     def executor(self) -> Executor:
         """The ranks that compute now."""
         return self._executor
+
+    @property
+    def recovering_since(self) -> float | None:
+        """Monotonic time at which ranks failed that are being started anew; None: all is well. Any
+        thread may look.
+        """
+        return self._recovery.since
 
     @property
     def has_work(self) -> bool:
@@ -131,7 +130,7 @@ class Driver:
     @property
     def num_waiting(self) -> int:
         """Sequences that wait for a seat or for blocks."""
-        return len(self._held) + sum(r.scheduler.num_waiting for r in self.replicas)
+        return self._places.num_held + sum(r.scheduler.num_waiting for r in self.replicas)
 
     def add(
         self,
@@ -192,7 +191,7 @@ class Driver:
             pin_seconds=pin_seconds,
             wants_tokens=wants_tokens,
         )
-        self._refused.check(
+        self._recovery.check(
             lambda: digest_of(
                 prepared.prompt.ids,
                 prepared.params,
@@ -246,9 +245,7 @@ class Driver:
         )
         replica = choose_replica(self.replicas, checked.ids, sequences[0].cache_scope)
         for sequence, answer in zip(sequences, state.answers, strict=True):
-            place = _Place(state, answer, replica, prepared.bad_words)
-            self._enqueue(place)
-            self._places[sequence.request_id] = place
+            self._places.add(sequence.request_id, Place(state, answer, replica, prepared.bad_words))
         self._states[request_id] = state
         self._num_requests += 1
         return request_id
@@ -282,8 +279,8 @@ class Driver:
 
     def _run_round(self, outputs: list[RequestOutput]) -> None:
         """Add what a round has to tell; it is true even if a later step fails."""
-        if self._suspects.has_moved and not self.is_busy:
-            self._seat()
+        if self._places.must_move and not self.is_busy:
+            self._places.seat()
         self._fill_pipelines()
         if not self.is_busy:
             return
@@ -305,7 +302,7 @@ class Driver:
 
     def _begin_round(self) -> dict[int, Submission]:
         """At most one step of each replica; none if nothing can run."""
-        if self._suspects.has_moved:  # what is under way ends first
+        if self._places.must_move:  # what is under way ends first
             return {}
         ready = [r for r in self.replicas if r.num_under_way < self._num_stages]
         if self._in_lockstep and len(ready) < len(self.replicas):
@@ -319,8 +316,7 @@ class Driver:
 
     def _end_step(self, replica: Replica) -> list[RequestOutput]:
         outcome = replica.end_step(self._executor.collect(replica.index), self._siblings_of)
-        if self._restarts is not None:
-            self._restarts.note_good_step()
+        self._recovery.note_good_step(replica.index, outcome.adapter_changes)
         self.counters.count_step(outcome.scheduled)
         self.bad_numbers.note(outcome.sampled, outcome.failed, outcome.bad_ranks)
         self._tell_probe(outcome.probed)
@@ -355,7 +351,7 @@ class Driver:
                 place = self._places.get(number)
                 if place is not None and place.answer.index == 0:
                     found[place.state.request_id] = progress
-        for place in self._held_places():
+        for place in self._places.held():
             if place.answer.index == 0 and not place.answer.token_ids:
                 found[place.state.request_id] = place.progress
         return found
@@ -367,11 +363,17 @@ class Driver:
             name: for requests.
             path: inside `lora_dir`, on every host.
         Raises:
-            ConfigError, ModelFileError, UnsupportedError: see `AdapterTable.load`.
+            ConfigError, ModelFileError, UnsupportedError: see `AdapterTable.load`; or ranks failed
+                each time that they took it in.
             RankFailed: the engine has failed.
         """
         self._check_alive()
         self._change_adapters(self.adapters.load(name, path))
+        if name not in self.adapters.names:
+            raise ModelFileError(
+                f"adapter {quoted(name)} is not loaded: ranks failed each time that they took in "
+                f"the files of {quoted(path)}, the last time without anything beside"
+            )
 
     def unload_adapter(self, name: str) -> None:
         """Forget an adapter.
@@ -385,6 +387,7 @@ class Driver:
         self._change_adapters(self.adapters.unload(name, users))
 
     def _change_adapters(self, change: AdapterChange) -> None:
+        self._recovery.trust.note_change(change)
         for replica in self.replicas:
             replica.change_adapters(change)
         # With open requests the next steps tell the ranks.
@@ -418,6 +421,27 @@ class Driver:
 
     # When ranks fail.
 
+    def stop_restarts(self) -> None:
+        """Start no ranks anew from now on, for the engine is being closed: a recovery that is under
+        way ends with an error at once. Any thread may call this.
+        """
+        self._recovery.stop()
+
+    @property
+    def open_requests(self) -> Sequence[RequestState]:
+        """In the order in which they came."""
+        return list(self._states.values())
+
+    def begin_life(self, resolved: ResolvedConfig, executor: Executor) -> None:
+        """Go over to other ranks; see `heddle.engine.recovery.recovery.Engine`."""
+        self.resolved, self._executor = resolved, executor
+        self.replicas = self._create_replicas()
+
+    def end_failed(self, state: RequestState) -> RequestOutput | None:
+        """End a request whose error is set; what it has to tell."""
+        self._end_open_answers(state, "error")
+        return self._tell(state)
+
     @contextlib.contextmanager
     def _recovering(self, outputs: list[RequestOutput]) -> Iterator[None]:
         """What runs inside may fail with its ranks: then new ones take over, and what requests have
@@ -430,108 +454,17 @@ class Driver:
             try:
                 yield
             except OF_RANKS as failure:
-                if isinstance(failure, PlanMismatch):
-                    self.counters.count_mismatch(failure.kind)
-                if self._restarts is None:
-                    raise
-                self._recover(failure, self._restarts, outputs)
+                outputs += self._recovery.run(failure, self)
         except BaseException as failure:  # an interrupted step leaves ranks and queues half-way
             self._failure = failure
             raise
 
-    def _recover(
-        self, failure: HeddleError, restarts: Restarts, outputs: list[RequestOutput]
-    ) -> None:
-        began = self.recovering_since = self._clock()
-        try:
-            number = restarts.note_fault(failure)
-            condemned = self._suspects.note_fault(number, self._requests_under_way())
-            if condemned is not None:
-                restarts.pin(self._suspects.faults_of(condemned))
-            self.counters.count_fault()
-            resolved, self._executor = restarts.run(failure, self.resolved, self._executor)
-            if condemned is not None:
-                outputs += self._condemn(self._states[condemned])
-            self._replay(resolved)
-        finally:
-            self.recovering_since = None
-        seconds = self._clock() - began
-        self.counters.count_recovery(resolved.epoch, seconds, len(self._states))
-        log.info("recovered in %.2f s: %s", seconds, _who_goes_on(len(self._states)))
-
-    def _requests_under_way(self) -> list[str]:
-        """Requests in the steps that have not ended, oldest first."""
-        numbers = {r.request_id for each in self.replicas for r in each.requests_under_way()}
-        ids = (place.state.request_id for n, place in self._places.items() if n in numbers)
-        return list(dict.fromkeys(ids))
-
-    def _condemn(self, cause: RequestState) -> list[RequestOutput]:
-        """End a request that ranks fail of, and others that would do the same."""
-        digest = cause.digest()
-        self._refused.add(digest)
-        outputs = []
-        for state in list(self._states.values()):
-            if state is cause or state.digest() == digest:
-                log.error(
-                    "request %s was computed alone, and ranks failed once more: it has ended, and "
-                    "others like it are refused for a while",
-                    state.request_id,
-                )
-                state.note_condemned()
-                self.counters.count_condemned()
-                self._end_open_answers(state, "error")
-                if (output := self._tell(state)) is not None:
-                    outputs.append(output)
-        return outputs
-
-    def _replay(self, resolved: ResolvedConfig) -> None:
-        """Begin again on new ranks, which hold nothing, with all that is open."""
-        lost = sum(replica.cache.num_pinned_blocks for replica in self.replicas)
-        if lost:
-            log.warning("the prefix cache is empty again, %d pinned blocks among it", lost)
-        self.resolved = resolved
-        self.replicas = self._create_replicas()
-        now = self._clock()
-        for number, place in self._places.items():
-            place.state.renew_pin(now)
-            replica = self.replicas[place.replica.index]
-            self._places[number] = dataclasses.replace(place, replica=replica)
-        self._held = set(self._places)
-        self._seat()
-
-    def _seat(self) -> None:
-        """Queue those who may run, in the order in which they came; no step is under way."""
-        for number, place in self._places.items():
-            if number not in self._held:
-                place.replica.withdraw(place.sequence)
-        self._held.clear()
-        for place in self._places.values():
-            self._enqueue(place)
-        on_trial = self._suspects.on_trial
-        self._suspects.seat(
-            number for number, place in self._places.items() if place.state.request_id == on_trial
-        )
-
-    def _enqueue(self, place: _Place) -> None:
-        """Give a sequence to its replica, or let it wait for the end of trials."""
-        if self._suspects.may_run(place.state.request_id):
-            place.replica.admit(place.sequence, place.bad_words, place.answer.matcher)
-        else:
-            self._held.add(place.sequence.request_id)
-
-    def _held_places(self) -> Iterator[_Place]:
-        """Of sequences that wait for the end of trials, in the order in which they came."""
-        return (self._places[number] for number in sorted(self._held))
-
     def _create_replicas(self) -> tuple[Replica, ...]:
-        """Empty ones, whose ranks are yet to be told of all adapters."""
-        replicas = tuple(
+        """Empty ones, whose ranks know of no adapter."""
+        return tuple(
             Replica(index, self.resolved, self._topology, clock=self._clock, trace=self._trace)
             for index in range(self.resolved.parallel.data_parallel_size)
         )
-        for replica in replicas:
-            replica.change_adapters(*self.adapters.present_changes)
-        return replicas
 
     def _check_alive(self) -> None:
         if self._failure is not None:
@@ -598,12 +531,12 @@ class Driver:
             else:
                 self._close_answer(part.request, place)
             if part.samples:
-                self._suspects.note_token(part.request.request_id)
+                self._recovery.suspects.note_token(part.request.request_id)
             if has_failed or part.samples:
                 touched[place.state.request_id] = place.state
         return list(touched.values())
 
-    def _take(self, part: ScheduledPart, place: _Place, found: Sequence[SampledToken]) -> None:
+    def _take(self, part: ScheduledPart, place: Place, found: Sequence[SampledToken]) -> None:
         """Add the tokens of a step to an answer, one by one: each of them may end it."""
         if found:
             place.state.add_prompt_logprobs(
@@ -630,7 +563,7 @@ class Driver:
                 place.replica.finish(request, "stop", answer.stop_reason)
                 return
 
-    def _pin_prompt(self, request: Request, place: _Place) -> None:
+    def _pin_prompt(self, request: Request, place: Place) -> None:
         """Keep a prompt that was just computed, where its request asks for it."""
         seconds, place.state.pin_seconds = place.state.pin_seconds, None
         if seconds is not None:
@@ -641,13 +574,13 @@ class Driver:
                 )
                 place.state.pinned_until = until
 
-    def _close_answer(self, request: Request, place: _Place) -> None:
+    def _close_answer(self, request: Request, place: Place) -> None:
         """Let go of a sequence that has ended."""
         answer = place.answer
         if answer.finish_reason is None and request.finish_reason is not None:
             answer.cut_short(request.finish_reason)  # no token was asked for, so none ended it
         if answer.finish_reason is not None:
-            self._forget(request)
+            self._places.remove(request)
 
     def _fail(self, state: RequestState) -> None:
         state.note_failure()
@@ -660,48 +593,15 @@ class Driver:
             if answer.finish_reason is None:
                 self._places[sequence.request_id].replica.finish(sequence, reason, None)
                 answer.cut_short(reason)
-                self._forget(sequence)
-
-    def _forget(self, sequence: Request) -> None:
-        place = self._places.pop(sequence.request_id, None)
-        self._held.discard(sequence.request_id)
-        if place is not None:
-            place.replica.forget(sequence)
+                self._places.remove(sequence)
 
     def _tell(self, state: RequestState) -> RequestOutput | None:
         if state.is_finished:
             state.note_finished(self._clock())
             self.counters.count_request(state)
-            self._suspects.forget(state.request_id)
+            self._recovery.suspects.forget(state.request_id)
             del self._states[state.request_id]
         return state.output()
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """Where the tokens of a sequence go."""
-
-    state: RequestState
-    answer: Answer
-    replica: Replica
-    bad_words: BadWordIds
-
-    @property
-    def sequence(self) -> Request:
-        """As the scheduler knows it."""
-        return self.state.sequences[self.answer.index]
-
-    @property
-    def progress(self) -> Progress:
-        """Of a sequence that waits for the end of trials."""
-        num_total = self.sequence.num_prompt_tokens
-        return Progress(
-            num_computed=0, num_total=num_total, num_cached=0, num_ahead=0, is_running=False
-        )
-
-
-def _who_goes_on(num_requests: int) -> str:
-    return f"{counted(num_requests, 'request')} {'goes' if num_requests == 1 else 'go'} on"
 
 
 def _eos_token_ids(resolved: ResolvedConfig, tokenizer: Tokenizer | None) -> tuple[int, ...]:

@@ -34,7 +34,7 @@ START_SECONDS = 60.0
 _SECRET_PREFIXES = ("HEDDLE_", "HF_")
 """Of variables that may hold a key; no helper needs one of them."""
 
-Answer = Callable[[bytes], bytes]
+TaskHandler = Callable[[bytes], bytes]
 """From a task to what the driver is told of it."""
 
 
@@ -204,7 +204,7 @@ def _environment() -> dict[str, str]:
 
 
 def serve_tasks(
-    descriptor: int, prepare: Callable[[bytes], Answer], *, reserved_bytes: int = 0
+    descriptor: int, prepare: Callable[[bytes], TaskHandler], *, reserved_bytes: int = 0
 ) -> None:
     """The helper: answer what comes until the driver has gone.
 

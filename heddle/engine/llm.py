@@ -262,6 +262,7 @@ class LLM:
     def close(self) -> None:
         """End the ranks and free what they held; a second call does nothing."""
         self._is_closed = True
+        self._driver.stop_restarts()
         if self._shadow is not None:
             self._shadow.close()
         self._driver.close()
@@ -403,7 +404,8 @@ def _restarts(
     """Who starts ranks anew; None: nobody, or somebody outside."""
     if not config.max_restarts or resolved.executor not in RESTARTABLE:
         return None
-    return Restarts(executors.next, RestartBudget(config.max_restarts, time.monotonic))
+    budget = RestartBudget(config.max_restarts, time.monotonic)
+    return Restarts(executors.next, budget, executors.closing)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

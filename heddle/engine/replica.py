@@ -55,6 +55,8 @@ class StepOutcome(NamedTuple):
     """The row that was looked at."""
     bad_ranks: tuple[int, ...] = ()
     """Global ranks that had NaN or inf in rows for the head."""
+    adapter_changes: tuple[AdapterChange, ...] = ()
+    """That all ranks of the replica have made."""
 
 
 class Replica:
@@ -217,7 +219,8 @@ class Replica:
         if self._trace is not None:
             self._trace.add_step(self.index, ended.plan, ended.begin_seconds, now, replies)
         bad = (rank for rank, reply in enumerate(replies, self._first_rank) if reply.num_bad_rows)
-        return StepOutcome(scheduled, sampled, failed, probed, tuple(bad))
+        changes = batch.adapter_changes
+        return StepOutcome(scheduled, sampled, failed, probed, tuple(bad), changes)
 
     def after_step(self, scheduled: ScheduledBatch) -> None:
         """Look at the requests of an ended step once more, when their answers know of it."""

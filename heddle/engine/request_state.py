@@ -11,7 +11,7 @@ from heddle.engine.answer import Answer, position_logprobs
 from heddle.engine.outputs import PositionLogprobs, RequestMetrics, RequestOutput
 from heddle.engine.recovery.refused import digest_of
 from heddle.engine.tokenizer import Tokenizer
-from heddle.errors import RequestError
+from heddle.errors import RequestError, quoted
 from heddle.scheduler.request import Request
 from heddle.step.batch import TokenLogprobs
 
@@ -127,6 +127,18 @@ class RequestState:
         self.error = RequestError(
             f"request {self.request_id}: ranks of the engine failed each time that it was "
             "computed, the last time without other requests beside it; do not send it again",
+            "generation_failed",
+        )
+
+    def note_lost_adapter(self, why: str) -> None:
+        """New ranks cannot go on with its adapter.
+
+        Args:
+            why: what is wrong with the adapter, behind its name.
+        """
+        self.error = RequestError(
+            f"request {self.request_id}: ranks were started anew in the middle of it, and its "
+            f"adapter {quoted(self.adapter)} {why}",
             "generation_failed",
         )
 

@@ -68,6 +68,25 @@ def check_room(resolved: ResolvedConfig, launch: LaunchInfo | None = None) -> No
         _check_memory(resolved, free_memory_bytes())
 
 
+def check_room_again(resolved: ResolvedConfig) -> None:
+    """See that new ranks in threads have room. A thread that hangs keeps its weights and its pool
+    until it returns, which may be never.
+
+    Args:
+        resolved: what would run.
+    Raises:
+        ConfigError: there is not enough memory; with the remedy.
+    """
+    needed, free_bytes = weigh_ranks(resolved), free_memory_bytes()
+    if needed > free_bytes:
+        raise ConfigError(
+            f"ranks that failed are not started anew: weights and pools of "
+            f"{counted(resolved.parallel.world_size, 'rank')} take {needed:,} bytes, and "
+            f"{free_bytes:,} bytes of memory are free; a thread that hangs keeps its own; choose "
+            "executor=processes, whose ranks can be ended, or a smaller kv_cache_memory_bytes"
+        )
+
+
 def needed_descriptors(resolved: ResolvedConfig) -> int:
     """Files and sockets that a driver has open."""
     num_ranks = resolved.parallel.world_size if resolved.executor == "processes" else 0

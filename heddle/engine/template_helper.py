@@ -14,7 +14,14 @@ from functools import lru_cache
 import msgspec
 
 from heddle.engine.chat_template import ChatTemplate, Conversation
-from heddle.engine.helper_process import Answer, HelperPool, Limits, NoHelper, RanAway, serve_tasks
+from heddle.engine.helper_process import (
+    HelperPool,
+    Limits,
+    NoHelper,
+    RanAway,
+    TaskHandler,
+    serve_tasks,
+)
 from heddle.errors import RequestError
 
 DEFAULT_LIMITS = Limits(seconds=5.0, memory_bytes=256 << 20)
@@ -117,7 +124,7 @@ def serve(descriptor: int) -> None:
     serve_tasks(descriptor, _prepare)
 
 
-def _prepare(setup: bytes) -> Answer:
+def _prepare(setup: bytes) -> TaskHandler:
     del setup  # all that a template needs comes with its task
     compiled = lru_cache(maxsize=4)(_compile)
 
@@ -136,7 +143,11 @@ def _prepare(setup: bytes) -> Answer:
             )
         except MemoryError:
             told = _Told(refusal="rendering the conversation takes too much memory", code=_CODE)
-        return msgspec.msgpack.encode(told)
+        try:
+            return msgspec.msgpack.encode(told)
+        except UnicodeEncodeError:  # a template may write any escape, and raise with one
+            words = "the chat template makes half a character (a surrogate), which no text holds"
+            return msgspec.msgpack.encode(_Told(refusal=words, code=_CODE))
 
     return answer
 

@@ -1,8 +1,6 @@
 """One token through every rank that has nothing to do, to see that it still can.
 
-A canary is a sequence that the scheduler knows and nobody waits for: no request has it, so nothing
-of it reaches an answer or a metric of requests. It is given to replicas without work alone, and
-runs in one step, as the step of any other request would.
+Canaries (`heddle.engine.recovery.canary`) are given to replicas without work alone.
 """
 
 from __future__ import annotations
@@ -10,20 +8,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
-from heddle.config.sampling import SamplingParams
 from heddle.engine.driver import Driver
+from heddle.engine.recovery.canary import FIRST_ID, create_canary
 from heddle.engine.replica import Replica
 from heddle.errors import NumericsError, PlanMismatch, RankFailed
-from heddle.kvcache.keys import CacheScope
 from heddle.scheduler.batch import ScheduledBatch
 from heddle.scheduler.request import Request, RequestStatus
-
-FIRST_ID = 1 << 62
-"""Of canaries; sequences of requests count from 0."""
-TOKEN_ID = 1
-PARAMS = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
-SCOPE = CacheScope(salt="canary")
-"""Shares no cached block with a request."""
 
 
 class Canaries:
@@ -80,14 +70,7 @@ class Canaries:
             raise RankFailed(str(mismatch)) from mismatch
 
     def _release(self, replica: Replica) -> None:
-        canary = Request(
-            request_id=FIRST_ID + self._num_made,
-            prompt_token_ids=(TOKEN_ID,),
-            params=PARAMS,
-            max_output_tokens=1,
-            kv_layout=replica.cache.layout,
-            cache_scope=SCOPE,
-        )
+        canary = create_canary(replica, self._num_made)
         self._num_made += 1
         self._open[replica.index] = canary
         replica.admit(canary, ())

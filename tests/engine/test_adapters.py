@@ -50,7 +50,9 @@ def table(folder: Path | None, **settings: object) -> AdapterTable:
 
 def test_slots_are_given_once_and_names_of_cached_kv_never_again(folder: Path) -> None:
     adapters = table(folder, lora_modules=(("first", str(folder / "a")),))
-    assert adapters.present_changes == (AdapterChange(slot=0, path=str(folder / "a")),)
+    assert [each.change for each in adapters.loaded] == [
+        AdapterChange(slot=0, path=str(folder / "a"))
+    ]
     assert adapters.load("second", "b") == AdapterChange(slot=1, path=str(folder / "b"))
     names = [adapters.get("first").cache_name]
     assert adapters.unload("first", 0) == AdapterChange(slot=0, path=None)
@@ -58,6 +60,18 @@ def test_slots_are_given_once_and_names_of_cached_kv_never_again(folder: Path) -
     names += [adapters.get(name).cache_name for name in adapters.names]
     assert adapters.names == ("second", "first")
     assert len(set(names)) == 3
+
+
+def test_other_files_than_those_that_were_checked_are_named(folder: Path) -> None:
+    adapters = table(folder, lora_modules=(("first", str(folder / "a")),))
+    adapters.load("second", "b")
+    assert adapters.changed_files() == {}
+    weights = folder / "b" / "adapter_model.safetensors"
+    num_bytes = weights.stat().st_size
+    weights.write_bytes(b"")
+    assert adapters.changed_files() == {"second": f"{weights} has 0 bytes, it had {num_bytes}"}
+    assert adapters.drop("second") == AdapterChange(slot=1, path=None)
+    assert adapters.changed_files() == {}
 
 
 @pytest.mark.parametrize("path", ["../outside", "link", ".", "/etc", "a/../../outside", "hollow"])

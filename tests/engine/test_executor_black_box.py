@@ -71,6 +71,18 @@ def test_without_a_page_nothing_is_added(dumps: Path) -> None:
     assert not dumps.exists()
 
 
+def test_a_user_without_a_home_gets_the_failure_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")  # the words of pathlib
+
+    monkeypatch.setattr(folders, "default_dump_dir", no_home)
+    found = with_standings(fake_config(tp=2), [failure(1)], standings(2))
+    assert "where the ranks stood:" in found[0].detail
+    assert "is not kept: Could not determine home directory." in caplog.text
+
+
 def test_a_full_disk_does_not_hide_the_failure(
     dumps: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

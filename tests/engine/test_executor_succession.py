@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ import pytest
 from heddle.engine.executors.base import Executor
 from heddle.engine.executors.succession import RESTARTABLE, Succession
 from heddle.engine.executors.wrapped import WrappedExecutor
+from heddle.errors import ModelFileError
 from tests.support.fake_executor import FakeExecutor, resolved_config
 from tests.support.fake_worker import fake_config
 from tests.support.processes import is_running, seconds_until
@@ -39,6 +42,29 @@ def test_each_executor_is_watched_and_needs_no_launcher_in_threads() -> None:
     assert made[0] is not made[1]
     assert [given["launcher"] for given in maker.given] == [None, None]
     succession.close()
+
+
+def test_each_is_told_when_none_is_wanted_any_more() -> None:
+    maker = Maker()
+    succession = Succession(maker)
+    for _ in range(2):
+        succession.next(resolved_config())
+    assert [given["closing"] for given in maker.given] == [succession.closing] * 2
+    assert not succession.closing.is_set()
+
+
+def test_none_is_made_for_another_checkpoint(tmp_path: Path) -> None:
+    maker = Maker()
+    succession = Succession(maker)
+    weights = tmp_path / "model.gguf"
+    weights.write_bytes(b"12345678")
+    resolved = replace(resolved_config(), model_path=str(weights))
+    for _ in range(2):
+        succession.next(resolved)
+    weights.write_bytes(b"1234567")
+    with pytest.raises(ModelFileError, match=r"model.gguf has 7 bytes, it had 8\); ranks that"):
+        succession.next(resolved)
+    assert len(maker.given) == 2
 
 
 @pytest.mark.dist

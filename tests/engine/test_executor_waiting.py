@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from types import SimpleNamespace
 
@@ -10,7 +11,8 @@ import pytest
 from heddle.engine.executors import waiting
 from heddle.engine.executors.failure import Failure
 from heddle.engine.executors.lifecycle import RanksFailed
-from heddle.engine.executors.waiting import Roll, await_answers
+from heddle.engine.executors.waiting import Roll, Stoppable, await_answers
+from heddle.errors import RankFailed
 
 
 class Clock:
@@ -68,6 +70,36 @@ def test_answers_are_in_order_of_rank_and_later_events_are_left_for_later() -> N
     source = Played([(2, "c")], [(0, "a"), (1, "b")], [(1, "x")])
     assert run(source) == ["a", "b", "c"]
     assert len(source.polls) == 1
+
+
+def test_a_wait_ends_soon_after_its_answers_are_not_wanted_any_more(clock: Clock) -> None:
+    closing = threading.Event()
+    started, limit = clock.now, 600.0
+
+    class Closed(Played):
+        def poll(self, timeout: float) -> list[tuple[int, str | Failure]]:
+            if clock.now - started > 5.0:
+                closing.set()
+            return super().poll(timeout)
+
+    roll: Roll[str] = Roll(2)
+    source: Stoppable[str] = Stoppable(Closed([(0, "a")]), closing)
+    with pytest.raises(RankFailed, match="not wanted any more"):
+        await_answers(source, roll, clock.now + limit, limit)
+    assert 5.0 < clock.now - started < 6.0
+    assert roll.answers == ["a"]
+
+
+def test_answers_that_are_wanted_are_waited_for_as_ever() -> None:
+    for closing in (None, threading.Event()):
+        source: Stoppable[str] = Stoppable(Played([(1, "b")]), closing)
+        with pytest.raises(RanksFailed) as caught:
+            await_answers(source, Roll(2), Played.clock.now + 5.0, 5.0)
+        assert [(f.rank, f.text) for f in caught.value.failures] == [(0, "silent for 5.0 s")]
+        source = Stoppable(Played([], [(0, "a"), (1, "b")]), closing)
+        roll: Roll[str] = Roll(2)
+        await_answers(source, roll, Played.clock.now + 5.0, 5.0)
+        assert roll.answers == ["a", "b"]
 
 
 def test_silence_until_the_deadline_is_a_failure_of_the_silent() -> None:

@@ -8,8 +8,11 @@ instead of a decode, so their last bits may differ; texts may not.
 from __future__ import annotations
 
 import dataclasses
+import gc
 import logging
 import math
+import shutil
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,13 +21,14 @@ import pytest
 
 from heddle import LLM, RequestError, SamplingParams
 from heddle.config.sampling import RequestOutputKind
+from heddle.engine import room
 from heddle.engine.args import engine_config
 from heddle.engine.executors.base import Executor
 from heddle.engine.executors.threads import ThreadsExecutor
 from heddle.engine.executors.wrapped import WrappedExecutor
 from heddle.engine.inputs import PromptInput
 from heddle.engine.outputs import CompletionOutput, PositionLogprobs, RequestOutput
-from heddle.errors import ConfigError, RankFailed
+from heddle.errors import ConfigError, ModelFileError, RankFailed
 from heddle.step.batch import GlobalBatch, RankReply
 from tests.support.adapters import low_rank, save_adapter
 from tests.support.byte_tokenizer import printable, save_folder
@@ -230,6 +234,14 @@ def deltas(llm: LLM, prompt: list[int], params: SamplingParams) -> Iterator[Requ
             yield output
 
 
+def finish(llm: LLM) -> dict[str, RequestOutput]:
+    """The last outputs of open requests."""
+    ended = {}
+    while llm.driver.has_work:
+        ended |= {output.request_id: output for output in llm.driver.step() if output.finished}
+    return ended
+
+
 def prompt_of(ids: list[int]) -> PromptInput:
     return PromptInput(token_ids=tuple(ids))
 
@@ -366,3 +378,162 @@ def test_max_restarts_is_a_whole_number() -> None:
     for wrong in (-1, 1.5, True, None):
         with pytest.raises(ConfigError, match="max_restarts="):
             engine_config("demo", max_restarts=wrong)
+
+
+class Taking(WrappedExecutor):
+    """Its ranks raise when they take in an adapter of one folder."""
+
+    path = ""
+
+    def start(self) -> None:
+        super().start()
+        assert isinstance(self.inner, ThreadsExecutor)
+        worker = self.inner.workers[1]
+        execute = worker.execute
+
+        def fail(batch: GlobalBatch, digest: int, deadline: float | None) -> RankReply:
+            if any(change.path == self.path for change in batch.adapter_changes):
+                raise ValueError("boom")
+            return execute(batch, digest, deadline)
+
+        worker.execute = fail  # type: ignore[method-assign]
+
+
+@pytest.fixture
+def own(folder: Path, tmp_path: Path) -> dict[str, Any]:
+    """Settings of an engine whose adapters `a` and `b` a test may change."""
+    for name in ("a", "b"):
+        shutil.copytree(folder.parent / "a", tmp_path / "adapters" / name)
+    return {
+        "executor": "threads",
+        "block_size": 4,
+        "enable_lora": True,
+        "max_loras": 2,
+        "lora_dir": str(tmp_path / "adapters"),
+        **LAYOUTS["TP 2 DCP 2"],
+    }
+
+
+def test_an_adapter_that_ranks_die_of_is_dropped_and_the_engine_goes_on(
+    folder: Path, own: dict[str, Any], expected: dict[str, RequestOutput]
+) -> None:
+    prompt, params, _ = ASKED["an adapter"]
+    wanted = expected["an adapter"].outputs[0].text
+    config = engine_config(str(folder), max_restarts=1, **own)
+    with LLM.from_config(config, watch=Taking) as llm:
+        Taking.path = str(Path(own["lora_dir"]) / "b")
+        llm.load_adapter("good", "a")
+        for epoch in (2, 4, 6):  # each time one fault more than restarts are allowed
+            with pytest.raises(ModelFileError, match=r"'bad' is not loaded: ranks failed each"):
+                llm.load_adapter("bad", "b")
+            assert llm.plan.epoch == epoch
+        assert llm.driver.adapters.names == ("good",)
+        (output,) = llm.generate([prompt], params, lora_request="good", use_tqdm=False)
+        assert output.outputs[0].text == wanted
+
+
+def test_requests_of_an_adapter_that_ranks_die_of_end_and_others_go_on(
+    folder: Path, own: dict[str, Any], expected: dict[str, RequestOutput]
+) -> None:
+    """It is loaded while a request runs, so that the next step of requests brings it."""
+    prompt, params, _ = ASKED["greedy"]
+    config = engine_config(str(folder), max_restarts=1, **own)
+    with LLM.from_config(config, watch=Taking) as llm:
+        Taking.path = str(Path(own["lora_dir"]) / "b")
+        driver = llm.driver
+        neighbour = driver.add(prompt_of(prompt), params)
+        driver.step()
+        driver.load_adapter("bad", "b")
+        user = driver.add(prompt_of(SHORT), params, adapter="bad")
+        ended = finish(llm)
+        assert ended[neighbour].outputs[0].text == expected["greedy"].outputs[0].text
+        error = ended[user].error
+        assert error is not None
+        assert error.code == "generation_failed"
+        assert "its adapter 'bad' is dropped: ranks failed when they took it in" in str(error)
+        assert llm.plan.epoch == 2
+        with pytest.raises(RequestError, match="no adapter is called 'bad'"):
+            driver.add(prompt_of(SHORT), params, adapter="bad")
+        driver.audit()
+
+
+def test_an_adapter_with_other_files_is_dropped_and_its_requests_end(
+    folder: Path, own: dict[str, Any], expected: dict[str, RequestOutput]
+) -> None:
+    prompt, params, _ = ASKED["greedy"]
+    changed = Path(own["lora_dir"]) / "a"
+    modules = {"a": str(changed), "b": str(changed.parent / "b")}
+    with Engine(folder, 6, lora_modules=modules, **own) as llm:
+        driver = llm.driver
+        names = {
+            driver.add(prompt_of(prompt), params, adapter=adapter): adapter
+            for adapter in (None, "a", "b")
+        }
+        driver.step()
+        save_adapter(changed, low_rank("model.layers.1.mlp.down_proj", 72, 100, seed=1))
+        ended = finish(llm)
+        assert llm.plan.epoch == 1
+        found = {names[request_id]: output for request_id, output in ended.items()}
+        assert found[None].outputs[0].text == expected["greedy"].outputs[0].text
+        assert found[None].error is found["b"].error is None
+        error = found["a"].error
+        assert error is not None
+        assert f"has other files than when it was loaded ({changed}" in str(error)
+        assert "load it again" in str(error)
+        assert driver.adapters.names == ("b",)
+        driver.load_adapter("a", "a")
+        (output,) = llm.generate([prompt], params, lora_request="a", use_tqdm=False)
+        assert output.error is None
+
+
+@pytest.mark.parametrize("layout", ["TP 2 DCP 2", "two stages, two replicas"])
+def test_another_checkpoint_is_not_gone_on_with(folder: Path, tmp_path: Path, layout: str) -> None:
+    model = shutil.copytree(folder, tmp_path / "model")
+    with Engine(model, 3, enable_lora=False, lora_modules={}, **LAYOUTS[layout]) as llm:
+        request_id = llm.driver.add(prompt_of(LONG), ASKED["greedy"][1])
+        llm.driver.step()
+        build_tiny(tmp_path / "other", "llama-6-2", seed=1).rename(tmp_path / "new")
+        for file in (tmp_path / "new").iterdir():
+            file.replace(model / file.name)
+        with pytest.raises(ModelFileError, match=r"config.json was written or replaced\)"):
+            finish(llm)
+        with pytest.raises(RankFailed, match=r"failed: the checkpoint is not the one that the"):
+            llm.driver.step()
+        assert llm.driver._states[request_id].sequences[0].output_token_ids
+        assert llm.plan.epoch == 0
+
+
+@pytest.mark.parametrize("missing_bytes", [0, 1])
+def test_threads_are_started_anew_only_where_there_is_room(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, missing_bytes: int
+) -> None:
+    with Engine(folder, 3, **LAYOUTS["TP 2 DCP 2"]) as llm:
+        needed = room.weigh_ranks(llm.plan)
+        monkeypatch.setattr(room, "free_memory_bytes", lambda: needed - missing_bytes)
+        if missing_bytes:
+            words = f"take {needed:,} bytes, and {needed - 1:,} bytes of memory are free; a thread"
+            with pytest.raises(ConfigError, match=words):
+                llm.generate([LONG], ASKED["greedy"][1], use_tqdm=False)
+        else:
+            llm.generate([LONG], ASKED["greedy"][1], use_tqdm=False)
+        assert llm.plan.epoch == 1 - missing_bytes
+
+
+def test_a_thread_that_raised_leaves_no_pool_behind(folder: Path) -> None:
+    settings = {"enable_fault_injection": True, "faults": "raise(1,decode,3)"}
+    with Engine(folder, **settings, **LAYOUTS["TP 2 DCP 2"]) as llm:
+        executor = llm.driver.executor.inner  # type: ignore[attr-defined]
+        pools = [weakref.ref(worker.store) for worker in executor.workers]
+        del executor
+        left: list[int] = []
+        create = llm._executors.next
+
+        def look(resolved: Any) -> Executor:
+            gc.collect()
+            left.append(sum(pool() is not None for pool in pools))
+            return create(resolved)
+
+        llm.driver._recovery._restarts._create = look  # type: ignore[union-attr]
+        llm.generate([LONG], ASKED["greedy"][1], use_tqdm=False)
+        assert left == [0]
+        assert llm.plan.epoch == 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
 import os
 import signal
 import time
@@ -12,10 +14,14 @@ from typing import Any
 import pytest
 
 from heddle import LLM, SamplingParams
+from heddle.config.sampling import RequestOutputKind
 from heddle.engine.args import engine_config
+from heddle.engine.async_llm import AsyncLLM
 from heddle.engine.executors.base import Executor, Submission
 from heddle.engine.executors.processes import ProcessesExecutor
 from heddle.engine.executors.wrapped import WrappedExecutor
+from heddle.engine.inputs import parse_prompt
+from heddle.errors import RankFailed
 from tests.support.processes import (
     children_of,
     descriptors_of,
@@ -225,3 +231,40 @@ def test_nothing_piles_up(engine: Engine, expected: list[tuple[int, ...]]) -> No
         engine.plan.set(DECODE, send(rank, signal.SIGKILL))
         recovered(engine, expected)
     assert descriptors_of(os.getpid()).total() == before
+
+
+def test_closing_does_not_wait_for_ranks_that_are_being_started_anew(folder: Path) -> None:
+    config = engine_config(
+        str(folder),
+        executor="processes",
+        startup_timeout=300,
+        enable_fault_injection=True,
+        faults="sleep(1,load,0,200,epoch=1)",
+        **OPTIONS,
+    )
+    llm = LLM.from_config(config)
+    executor = llm.driver.executor
+    launcher = llm._executors._launcher
+    assert isinstance(executor, ProcessesExecutor)
+    assert launcher is not None
+    params = dataclasses.replace(PARAMS[0], max_tokens=90, output_kind=RequestOutputKind.DELTA)
+
+    async def run() -> float:
+        engine = AsyncLLM(llm)
+        stream = engine.submit(engine.prepare(parse_prompt(PROMPTS[1]), params))
+        await anext(stream)
+        os.kill(executor.pids[1], signal.SIGKILL)
+        while llm.driver.recovering_since is None or not children_of(launcher.pid):
+            await asyncio.sleep(0.01)
+        began = time.monotonic()
+        await engine.close()
+        seconds = time.monotonic() - began
+        with pytest.raises(RankFailed, match=r"ranks are not started anew.*is being closed"):
+            async for _ in stream:
+                pass
+        return seconds
+
+    seconds = asyncio.run(run())
+    print(f"closed in {seconds:.2f} s")
+    assert seconds < 60  # ranks would take 200 s, and five times that where all restarts are tried
+    assert not is_running(launcher.pid)

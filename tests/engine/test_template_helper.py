@@ -119,6 +119,42 @@ def test_what_cannot_travel_is_refused(helpers: TemplateHelpers, value: Any, wor
     assert words in refusal(helpers, "x", Conversation(messages=TALK.messages, extra={"a": value}))
 
 
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        ("{% for a in [1] %}" * 30 + "{% endfor %}" * 30, "cannot be read: too many statically"),
+        ("{% break %}", "cannot be read: 'break' outside loop"),
+        ("{{ 1e999 | int }}", "refuses these messages: name 'inf'"),
+        ("{{ 10 ** 5000 }}", "cannot be read: Exceeds the limit"),
+        ("{{ k | xmlattr }}", "refuses these messages: 'list' object has no attribute"),
+    ],
+    ids=["nested too far", "a stray word", "an endless number", "a long number", "a wrong type"],
+)
+def test_whatever_a_template_raises_is_a_refusal_in_words(
+    helpers: TemplateHelpers, template: str, words: str
+) -> None:
+    """It is not told as if it had taken too much, and the helper goes on."""
+    helpers.render("warm", TOKENS, TALK)
+    before = list(helpers._own._idle)
+    with pytest.raises(RequestError, match=words):
+        helpers.render(template, TOKENS, TALK)
+    assert helpers._own._idle == before
+    assert all(helper.is_alive for helper in before)
+
+
+@pytest.mark.parametrize("template", ["{{ '\\ud800' }}", "{{ raise_exception('\\udfff') }}"])
+def test_half_a_character_is_refused_and_its_helper_lives(
+    helpers: TemplateHelpers, template: str
+) -> None:
+    helpers.render("warm", TOKENS, TALK)
+    before = list(helpers._own._idle)
+    assert before
+    with pytest.raises(RequestError, match=r"half a character \(a surrogate\)"):
+        helpers.render(template, TOKENS, TALK)
+    assert helpers._own._idle == before
+    assert all(helper.is_alive for helper in before)
+
+
 def test_a_refusal_keeps_its_words_and_code(helpers: TemplateHelpers) -> None:
     assert "no system role" in refusal(helpers, "{{ raise_exception('no system role') }}")
     assert "cannot be read" in refusal(helpers, "{% if %}")

@@ -10,9 +10,9 @@ import pytest
 
 from heddle.config import ParallelConfig
 from heddle.engine.async_llm import AsyncLLM
+from heddle.engine.recovery.canary import FIRST_ID
 from heddle.errors import HeddleError
 from heddle.scheduler.request import RequestStatus
-from heddle.server.canary import FIRST_ID
 from heddle.server.metrics import Metrics
 from tests.engine.test_driver_replicas import MOE
 from tests.support.toy_engine import (

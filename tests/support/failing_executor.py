@@ -11,6 +11,7 @@ import msgspec
 from heddle.config import ResolvedConfig
 from heddle.engine.driver import Driver
 from heddle.engine.recovery.budget import RestartBudget
+from heddle.engine.recovery.canary import FIRST_ID
 from heddle.engine.recovery.restarts import Restarts
 from heddle.errors import HeddleError, RankFailed
 from heddle.step.batch import GlobalBatch, RankReply
@@ -30,9 +31,9 @@ class World:
     """Places of failures, the next one first; `start` fails the next start."""
     error: type[HeddleError] = RankFailed
     seen: list[tuple[str, frozenset[int]]] = field(default_factory=list)
-    """(place, sequences in flight) of each failure."""
+    """(place, sequences of requests in flight) of each failure."""
     has_good_step: bool = True
-    """One has ended since ranks last disagreed; they do not disagree twice in a row."""
+    """One of requests has ended since ranks last disagreed; they do not disagree twice in a row."""
     made: list[FailingExecutor] = field(default_factory=list)
     options: dict[str, Any] = field(default_factory=dict)
     """Of `FakeExecutor`."""
@@ -90,7 +91,7 @@ class FailingExecutor(FakeExecutor):
             self._note("coverage", {replica: batch})
             wrong = tuple(word ^ 1 for word in replies[0].coverage)
             return (msgspec.structs.replace(replies[0], coverage=wrong), *replies[1:])
-        self._world.has_good_step = True
+        self._world.has_good_step |= any(request.request_id < FIRST_ID for request in requests)
         return replies
 
     def _is_due(self, place: str) -> bool:
@@ -116,5 +117,5 @@ class FailingExecutor(FakeExecutor):
             self._world.due.pop(0)
         queued = [batch for queue in self._queues.values() for batch, _ in queue]
         queued += [batch for batch, _ in (batches or {}).values()]
-        ids = frozenset(request.request_id for batch in queued for request in batch.requests)
-        self._world.seen.append((place, ids))
+        ids = {request.request_id for batch in queued for request in batch.requests}
+        self._world.seen.append((place, frozenset(id_ for id_ in ids if id_ < FIRST_ID)))

@@ -43,12 +43,11 @@ def with_standings(
 def _keep(
     resolved: ResolvedConfig, labels: Sequence[str], standings: Sequence[Standing], cause: str
 ) -> None:
-    first_line = cause.partition("\n")[0]
-    dump = create_dump(first_line, labels, members_of(mesh_of(resolved.parallel)), standings)
+    dump = create_dump(cause, labels, members_of(mesh_of(resolved.parallel)), standings)
     rules = [rule for rule in resolved.faults if rule.kind == "driver"]
     try:
         path = write_dump(dump, folders.default_dump_dir(), rules)
-    except OSError as error:  # a full disk must not hide the failure
+    except (OSError, RuntimeError) as error:  # a full disk, or no home: they hide no failure
         logger.warning("what the ranks did last is not kept: %s", error)
         return
     logger.warning("what the ranks did last is kept; see it with: heddle doctor --dump %s", path)

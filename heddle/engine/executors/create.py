@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 
 from heddle.config.engine import ResolvedConfig
 from heddle.engine.executors.base import Executor, RankProgress
@@ -19,6 +20,7 @@ def create_executor(
     on_progress: RankProgress | None = None,
     launch: LaunchInfo | None = None,
     launcher: RankLauncher | None = None,
+    closing: threading.Event | None = None,
 ) -> Executor:
     """The executor that `resolved.executor` names, not started yet.
 
@@ -28,6 +30,8 @@ def create_executor(
         on_progress: told (rank, done, total) while weights load.
         launch: what a launcher told this process; `torchrun` needs it.
         launcher: warm, for rank processes, and left running; None: one of the executor's own.
+        closing: set, by any thread, when the ranks of `threads` and `processes` are not wanted any
+            more: a start that waits for them fails at once. None: they always are.
     Raises:
         ConfigError: the name is none of these, or there is no launcher.
     """
@@ -46,11 +50,13 @@ def create_executor(
     if resolved.executor == "threads":
         from heddle.engine.executors.threads import ThreadsExecutor
 
-        return ThreadsExecutor(resolved, on_progress=on_progress)
+        return ThreadsExecutor(resolved, on_progress=on_progress, closing=closing)
     if resolved.executor == "processes":
         from heddle.engine.executors.processes import ProcessesExecutor
 
-        return ProcessesExecutor(resolved, on_progress=on_progress, launcher=launcher)
+        return ProcessesExecutor(
+            resolved, on_progress=on_progress, launcher=launcher, closing=closing
+        )
     if resolved.executor == "ray":
         from heddle.engine.executors.ray_executor import RayExecutor
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import signal
+import threading
 import time
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -32,7 +33,7 @@ from heddle.engine.executors.lifecycle import ManagedExecutor, RanksFailed
 from heddle.engine.executors.messages import Failed, FromRank, Progress, Ready, Reply, Start, Step
 from heddle.engine.executors.ranks import Ended, RankProcesses, Ranks
 from heddle.engine.executors.run_folder import run_folder
-from heddle.engine.executors.waiting import Awaited, OldestSteps, Roll, await_answers
+from heddle.engine.executors.waiting import Awaited, OldestSteps, Roll, Stoppable, await_answers
 from heddle.faults.page import Standing
 from heddle.step.batch import RankReply
 from heddle.step.identity import identity_of
@@ -53,6 +54,7 @@ class ProcessesExecutor(ManagedExecutor):
         worker: str = RANK_WORKER,
         on_progress: RankProgress | None = None,
         launcher: RankLauncher | None = None,
+        closing: threading.Event | None = None,
     ) -> None:
         """Prepare; no process starts before `start`.
 
@@ -61,11 +63,13 @@ class ProcessesExecutor(ManagedExecutor):
             worker: factory of a rank's worker.
             on_progress: told (rank, done, total) while weights load.
             launcher: a warm launcher to use and leave running; None: one of its own.
+            closing: see `create_executor`.
         """
         super().__init__(resolved)
         self._factory = worker
         self._on_progress = on_progress
         self._launcher = launcher
+        self._closing = closing
         self._ranks: Ranks | None = None
         self._end_ranks: Callable[[], object] | None = None
 
@@ -90,7 +94,7 @@ class ProcessesExecutor(ManagedExecutor):
                 ranks.send(rank, encode_frame(self._start_of(rank, folder)))
             source = _Events(ranks, _ready_of, self._on_progress)
             roll: Roll[Ready] = Roll(self.world_size)
-            _await_or_kill(self._resolved, ranks, source, roll, deadline, limit)
+            _await_or_kill(self._resolved, ranks, source, roll, deadline, limit, self._closing)
         ranks.is_idle = True
 
     def _start_of(self, rank: int, folder: str) -> Start:
@@ -239,10 +243,11 @@ def _await_or_kill(
     awaited: Awaited[_T],
     deadline: float,
     limit_seconds: float,
+    closing: threading.Event | None = None,
 ) -> None:
     """`await_answers`; when it fails, all ranks are killed, which makes their last words whole."""
     try:
-        await_answers(source, awaited, deadline, limit_seconds)
+        await_answers(Stoppable(source, closing), awaited, deadline, limit_seconds)
     except RanksFailed as failed:
         standings = source.standings or ranks.standings()
         ranks.kill()

@@ -1,17 +1,24 @@
 """Executors one after another: each is made like the last one, once its ranks have failed.
 
 What survives them is made once: the launcher, a process that has imported all that a rank needs, so
-that new ranks are there in the time that their weights take.
+that new ranks are there in the time that their weights take. What they rely on is looked at again:
+that the checkpoint is the one that the first ranks loaded, and that there is room.
 """
 
 from __future__ import annotations
 
+import gc
+import threading
 from collections.abc import Callable
+from pathlib import Path
 
 from heddle.config.engine import ResolvedConfig
 from heddle.engine.executors.base import Executor, RankProgress
 from heddle.engine.executors.launch_info import LaunchInfo
 from heddle.engine.executors.launcher import RankLauncher, modules_to_warm
+from heddle.engine.recovery.loaded_files import Marks, marks_of, model_files, what_changed
+from heddle.engine.room import check_room_again
+from heddle.errors import ModelFileError
 
 RESTARTABLE = ("inline", "threads", "processes")
 """Executors whose ranks this process starts; those of a launcher or a cluster are started anew from
@@ -35,18 +42,32 @@ class Succession:
     ) -> None:
         self._create, self._watch, self._launch = create, watch, launch
         self._launcher: RankLauncher | None = None
+        self._loaded: Marks | None = None
+        self.closing = threading.Event()
+        """Set, by any thread, when no ranks are wanted any more; see `create_executor`."""
 
     def next(self, resolved: ResolvedConfig, on_progress: RankProgress | None = None) -> Executor:
         """An executor, not started; the one before it is closed.
 
         Raises:
-            ConfigError: see `create_executor`.
+            ConfigError: see `create_executor`; or there is no room for it beside what is left of
+                those before it.
+            ModelFileError: the checkpoint is not the one that the first executor was made for.
         """
+        found = marks_of(model_files(Path(resolved.model_path)))
+        if self._loaded is None:
+            self._loaded = found
+        else:
+            _check_same(self._loaded, found)
+            if resolved.executor == "threads":  # one that hangs cannot be ended
+                gc.collect()
+                check_room_again(resolved)
         executor = self._create(
             resolved,
             launch=self._launch,
             on_progress=on_progress,
             launcher=self._warm_launcher(resolved) if resolved.executor == "processes" else None,
+            closing=self.closing,
         )
         return executor if self._watch is None else self._watch(executor)
 
@@ -63,3 +84,13 @@ class Succession:
             launcher = RankLauncher(warm_modules=modules_to_warm(backend, resolved.kernels))
             self._launcher = launcher
         return launcher
+
+
+def _check_same(loaded: Marks, found: Marks) -> None:
+    change = what_changed(loaded, found)
+    if change:
+        raise ModelFileError(
+            f"the checkpoint is not the one that the engine was started with ({change}); ranks "
+            "that failed are not started anew, for they would go on with other weights; start the "
+            "engine again"
+        )

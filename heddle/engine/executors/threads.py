@@ -26,7 +26,7 @@ from heddle.engine.executors.deadline import COLLECTIVE_SHARE
 from heddle.engine.executors.failure import Failure, failure_of
 from heddle.engine.executors.ledger import StepUnderWay
 from heddle.engine.executors.lifecycle import ManagedExecutor
-from heddle.engine.executors.waiting import OldestSteps, Roll, await_answers
+from heddle.engine.executors.waiting import OldestSteps, Roll, Stoppable, await_answers
 from heddle.faults.watch import RankWatch, create_watch
 from heddle.step.batch import RankReply
 
@@ -47,11 +47,13 @@ class ThreadsExecutor(ManagedExecutor):
         *,
         worker: str = RANK_WORKER,
         on_progress: RankProgress | None = None,
+        closing: threading.Event | None = None,
     ) -> None:
-        """Prepare; nothing is loaded before `start`."""
+        """Prepare; nothing is loaded before `start`. `closing`: see `create_executor`."""
         super().__init__(resolved)
         self._factory = worker
         self._on_progress = on_progress
+        self._closing = closing
         self._workers: dict[int, Worker] = {}
         self._watches: dict[int, RankWatch] = {}
         self._group: ThreadGroup | None = None
@@ -87,7 +89,8 @@ class ThreadsExecutor(ManagedExecutor):
             tasks.put(create)
         roll: Roll[Worker] = Roll(self.world_size)
         limit = self._resolved.startup_timeout_seconds
-        await_answers(self._desk, roll, time.monotonic() + limit, limit)
+        source: Stoppable[Worker] = Stoppable(self._desk, self._closing)
+        await_answers(source, roll, time.monotonic() + limit, limit)
         self._workers = dict(enumerate(roll.answers))
 
     def _send(self, steps: Mapping[int, StepUnderWay]) -> None:
@@ -153,7 +156,19 @@ def _serve(
         try:
             answer = task(rank)
         except BaseException as error:
-            desk.answers.put((rank, failure_of(rank, error)))
+            failure = failure_of(rank, error)
+            _forget_frames(error)
+            desk.answers.put((rank, failure))
             group.abort(error, rank)
             return
         desk.answers.put((rank, answer))
+
+
+def _forget_frames(error: BaseException) -> None:
+    """Drop tracebacks that have been told in words: their frames hold the rank's weights and pool,
+    and the error lives until new ranks are there.
+    """
+    link: BaseException | None = error
+    while link is not None:
+        link.__traceback__ = None
+        link = link.__cause__ or link.__context__

@@ -8,6 +8,7 @@ ranks live.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Collection, Iterable, Sequence
 from typing import Generic, Protocol, TypeVar
@@ -15,6 +16,7 @@ from typing import Generic, Protocol, TypeVar
 from heddle.engine.executors.failure import Failure
 from heddle.engine.executors.ledger import StepLedger
 from heddle.engine.executors.lifecycle import RanksFailed
+from heddle.errors import RankFailed
 from heddle.step.batch import RankReply
 
 T_contra = TypeVar("T_contra", contravariant=True)
@@ -22,6 +24,8 @@ T_co = TypeVar("T_co", covariant=True)
 T = TypeVar("T")
 _GRACE_SECONDS = 1.0
 """A driver that comes late itself still takes in what has arrived."""
+_LOOK_SECONDS = 0.1
+"""Between two looks at whether answers are still wanted."""
 
 
 class Awaited(Protocol[T_contra]):
@@ -92,6 +96,32 @@ def await_answers(
         silent = sorted(awaited.owing(failures) - failures.keys())
         found += source.hung(silent, limit_seconds + time.monotonic() - deadline)
     raise RanksFailed(found)
+
+
+class Stoppable(Generic[T]):
+    """A source whose answers may stop being wanted while they are waited for.
+
+    Args:
+        source: of answers.
+        closing: set, by any thread, when they are not wanted any more; None: they always are.
+    """
+
+    def __init__(self, source: Source[T], closing: threading.Event | None) -> None:
+        self._source = source
+        self._closing = closing
+        self.patience, self.hung = source.patience, source.hung
+
+    def poll(self, timeout: float) -> Iterable[tuple[int, T | Failure]]:
+        """See `Source.poll`; may return early, with nothing.
+
+        Raises:
+            RankFailed: answers are not wanted any more.
+        """
+        if self._closing is None:
+            return self._source.poll(timeout)
+        if self._closing.is_set():
+            raise RankFailed("ranks were still starting, and are not wanted any more")
+        return self._source.poll(min(timeout, _LOOK_SECONDS))
 
 
 class Roll(Generic[T]):

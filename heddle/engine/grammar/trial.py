@@ -16,7 +16,14 @@ from collections.abc import Callable
 
 import msgspec
 
-from heddle.engine.helper_process import Answer, HelperPool, Limits, NoHelper, RanAway, serve_tasks
+from heddle.engine.helper_process import (
+    HelperPool,
+    Limits,
+    NoHelper,
+    RanAway,
+    TaskHandler,
+    serve_tasks,
+)
 from heddle.errors import RequestError
 
 MAX_HELPERS = 2
@@ -85,7 +92,7 @@ def serve(descriptor: int) -> None:
     from heddle.engine.grammar.compiler import STACK_BYTES, Grammar
     from heddle.engine.grammar.vocabulary import Vocabulary
 
-    def prepare(setup: bytes) -> Answer:
+    def prepare(setup: bytes) -> TaskHandler:
         tokens = msgspec.msgpack.decode(setup, type=PlainTokens)
         vocabulary = Vocabulary(tokens, len(tokens.tokens), ())
         _ = vocabulary.inner

@@ -7,23 +7,34 @@
               C and all others     wait until the trials are over
 
 A request is on trial until each of its open sequences has drawn one more token: whatever was being
-computed when ranks failed has then been computed again, without company.
+computed when ranks failed has then been computed again, without company. A suspicion that no other
+fault has confirmed within ten minutes is forgotten.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
+
+from heddle.engine.recovery.refused import REFUSED_SECONDS
 
 MAX_SUSPICION = 1
 """Faults that a request may be in flight of before it is tried alone."""
+SUSPECTED_SECONDS = REFUSED_SECONDS
+"""How long a fault counts against those that were in flight of it."""
 
 
 class Suspects:
-    """Suspicions and trials; requests are known by their ids."""
+    """Suspicions and trials; requests are known by their ids.
 
-    def __init__(self) -> None:
-        self._faults: dict[str, set[int]] = {}
+    Args:
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._faults: dict[str, dict[int, float]] = {}
+        """By request, the numbers of its faults and when they were."""
         self._queue: deque[str] = deque()
         self._owing: set[int] = set()
         self.has_moved = False
@@ -39,7 +50,7 @@ class Suspects:
         return not self._queue or self._queue[0] == request_id
 
     def faults_of(self, request_id: str) -> frozenset[int]:
-        """Faults that it was in flight of, since it was last cleared."""
+        """Faults that it is suspected of."""
         return frozenset(self._faults.get(request_id, ()))
 
     def note_fault(self, number: int, in_flight: Collection[str]) -> str | None:
@@ -51,8 +62,9 @@ class Suspects:
         Returns:
             The request that was alone on trial, hence the cause; to be forgotten once it has ended.
         """
+        self._forget_old_faults()
         for request_id in in_flight:
-            self._faults.setdefault(request_id, set()).add(number)
+            self._faults.setdefault(request_id, {})[number] = self._clock()
         if self._queue:
             return self._queue[0] if set(in_flight) == {self._queue[0]} else None
         self._queue += [
@@ -88,3 +100,12 @@ class Suspects:
         self._faults.pop(self._queue.popleft(), None)
         self._owing.clear()
         self.has_moved = True
+
+    def _forget_old_faults(self) -> None:
+        begin = self._clock() - SUSPECTED_SECONDS
+        for request_id, faults in list(self._faults.items()):
+            recent = {number: time for number, time in faults.items() if time > begin}
+            if recent:
+                self._faults[request_id] = recent
+            else:
+                del self._faults[request_id]

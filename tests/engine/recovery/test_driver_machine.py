@@ -6,11 +6,20 @@ must get is known from a run of it alone, over ranks that never fail.
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import cache
+from typing import ClassVar
 
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from heddle.config import ParallelConfig, SamplingParams
 from heddle.config.sampling import RequestOutputKind
@@ -59,6 +68,9 @@ def undisturbed(ask: Ask) -> tuple[tuple[int, ...], ...]:
 class DriverMachine(RuleBasedStateMachine):
     """Each request gets a prefix of what it must get, and in the end all of it."""
 
+    reached: ClassVar[Counter[str]] = Counter()
+    """What has happened in all runs: without it they would have shown nothing."""
+
     def __init__(self) -> None:
         super().__init__()
         self.asked: dict[str, Ask] = {}
@@ -72,9 +84,15 @@ class DriverMachine(RuleBasedStateMachine):
         has_experts=st.booleans(),
         has_drafts=st.booleans(),
         num_blocks=st.integers(16, 40),
+        places=st.lists(st.sampled_from([*PLACES, "start"]), min_size=1, max_size=3),
     )
     def begin(
-        self, shape: tuple[int, int], has_experts: bool, has_drafts: bool, num_blocks: int
+        self,
+        shape: tuple[int, int],
+        has_experts: bool,
+        has_drafts: bool,
+        num_blocks: int,
+        places: list[str],
     ) -> None:
         dp, pp = shape
         lockstep = has_experts and dp > 1
@@ -91,6 +109,8 @@ class DriverMachine(RuleBasedStateMachine):
         )
         self.world = World(resolved, poison=POISON)
         self.driver = self.world.driver()
+        self.fail_next(places)
+        self.admit((PROMPTS[2], 9, None, 1))
 
     # What happens.
 
@@ -129,10 +149,7 @@ class DriverMachine(RuleBasedStateMachine):
     @precondition(lambda self: not self.world.due)
     @rule(places=st.lists(st.sampled_from(PLACES), min_size=1, max_size=2))
     def fail(self, places: list[str]) -> None:
-        # A start follows another failure only.
-        self.world.due += sorted(places, key=lambda place: place == "start")
-        if self.world.due[0] == "start":
-            self.world.due.insert(0, "collect")
+        self.fail_next(places)
 
     # What holds.
 
@@ -165,8 +182,17 @@ class DriverMachine(RuleBasedStateMachine):
             assert replica.cache.num_available_blocks == replica.cache.num_usable_blocks
         assert self.driver.num_running == self.driver.num_waiting == 0
         assert self.driver.resolved.epoch == len(self.world.made) - 1
+        self.reached.update(place for place, _ in self.world.seen)
+        self.reached["condemned"] += sum(each.error is not None for each in self.ended.values())
+        self.reached["replayed"] += self.driver.counters.totals()["requests_replayed"]
 
     # Helpers.
+
+    def fail_next(self, places: list[str]) -> None:
+        # A start follows another failure only.
+        self.world.due += sorted(places, key=lambda place: place == "start")
+        if self.world.due[0] == "start":
+            self.world.due.insert(0, "collect")
 
     def admit(self, ask: Ask) -> None:
         prompt = PromptInput(token_ids=ask[0])
@@ -222,7 +248,36 @@ class DriverMachine(RuleBasedStateMachine):
         )
 
 
-TestDriverMachine = DriverMachine.TestCase
-TestDriverMachine.settings = settings(
-    max_examples=40, stateful_step_count=20, phases=[Phase.generate, Phase.shrink]
-)
+def check_reached() -> None:
+    """Each kind of failure has happened, and a request was condemned."""
+    for what in (*PLACES, "poison", "condemned", "replayed"):
+        assert DriverMachine.reached[what] > 0, f"no run came to this: {what}"
+
+
+def test_each_kind_of_failure_at_least_once() -> None:
+    DriverMachine.reached.clear()
+    machine = DriverMachine()
+    machine.begin(
+        shape=(2, 1), has_experts=True, has_drafts=True, num_blocks=20, places=["collect"]
+    )
+    for seed, place in enumerate(PLACES):
+        machine.add(prompt=PROMPTS[1], max_tokens=9, seed=seed, n=2)
+        machine.fail(places=[place])
+        machine.step(count=4)
+        machine.nobody_gets_a_wrong_token()
+    machine.add_poison(where=3)
+    machine.step(count=6)
+    machine.every_request_is_open_or_has_ended()
+    machine.teardown()
+    check_reached()
+
+
+def test_answers_are_those_of_quiet_days() -> None:
+    DriverMachine.reached.clear()
+    run_state_machine_as_test(
+        DriverMachine,
+        settings=settings(
+            max_examples=40, stateful_step_count=20, phases=[Phase.generate, Phase.shrink]
+        ),
+    )
+    check_reached()

@@ -150,7 +150,7 @@ def on_trial(driver: Driver, world: World, *prompts: Sequence[int]) -> list[str]
     for _ in range(2):
         world.due.append("collect")
         driver.step()
-    assert driver._suspects.on_trial == names[0]
+    assert driver._recovery.suspects.on_trial == names[0]
     return names
 
 
@@ -164,7 +164,7 @@ def test_others_wait_while_one_is_tried_and_are_counted() -> None:
     assert not any(progress.is_running for progress in found.values())
     (output,) = driver.step()
     assert output.finished is False or output.request_id == names[0]
-    assert driver._suspects.on_trial == names[1]
+    assert driver._recovery.suspects.on_trial == names[1]
     outputs = drain(driver)
     assert set(outputs) == {*names, late}
     for name, prompt in zip(names, ([2, 3], [4, 5], [6, 7]), strict=True):
