@@ -18,12 +18,10 @@ from typing import Any
 
 from heddle.cli.show_topology import Shown
 from heddle.layout.rows import RowClass, RowLayout
-from heddle.step.batch import GlobalBatch, SampleSpec, ScheduledRequest, StateUse
-from heddle.step.draw_params import DrawParams
+from heddle.planner.batches import Rows, create_batch
 from heddle.step.exchanges import ExchangeSizes, describe, new_rows_gather
 from heddle.step.experts import expert_calls
 from heddle.step.norms import norm_sums
-from heddle.step.packed import pack_table
 from heddle.step.plan import StepPlan, plan
 from heddle.step.recurrent import recurrent_collectives
 from heddle.step.sparse import sparse_calls
@@ -34,9 +32,6 @@ CONTEXT = 96
 """Cached tokens of the later piece and of the decode."""
 PIECE = 64
 """Rows of the later piece."""
-_SAMPLE = SampleSpec(
-    params=DrawParams(is_greedy=True, temperature=0.0), seed=0, choice=0, position=0
-)
 
 
 def sketch_step(shown: Shown, seq_len: int) -> dict[str, Any]:
@@ -51,8 +46,8 @@ def sketch_step(shown: Shown, seq_len: int) -> dict[str, Any]:
     is_whole = fresh == seq_len
     requests = [("fresh prompt" if is_whole else "start of a prompt", 0, fresh)] if fresh else []
     requests += [("later piece", CONTEXT, PIECE), ("decode", CONTEXT, 1)]
-    lengths = [(cached, rows) for _, cached, rows in requests]
-    found = plan(create_batch(topology, lengths), topology)
+    parts = [Rows(cached, new) for _, cached, new in requests]
+    found = plan(create_batch(topology, parts), topology)
     return {
         "requests": [
             {
@@ -71,31 +66,6 @@ def sketch_step(shown: Shown, seq_len: int) -> dict[str, Any]:
         "costs": dataclasses.asdict(topology.costs),
         "reasons": [*found.reasons, shown.costs_reason],
     }
-
-
-def create_batch(topology: Topology, lengths: list[tuple[int, int]]) -> GlobalBatch:
-    """A batch of (cached, new) requests whose blocks are numbered through."""
-    return GlobalBatch(
-        epoch=0,
-        step=0,
-        requests=tuple(
-            ScheduledRequest(
-                request_id=index,
-                token_ids=(0,) * new,
-                num_computed_tokens=cached,
-                packed_tables=_packed_tables(topology, cached + new),
-                layout_fingerprint=topology.fingerprint(),
-                samples=(_SAMPLE,),
-                state=StateUse(source=index + 1 if cached else 0, targets=(index + 1,)),
-            )
-            for index, (cached, new) in enumerate(lengths)
-        ),
-    )
-
-
-def _packed_tables(topology: Topology, num_tokens: int) -> tuple[bytes, ...]:
-    sizes = (topology.kv_layout(group).virtual_block_size for group in range(len(topology.groups)))
-    return tuple(pack_table(range(1, 1 + -(-num_tokens // size))) for size in sizes)
 
 
 def _owner(rows: RowLayout, request: int) -> int | None:

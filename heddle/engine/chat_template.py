@@ -41,6 +41,10 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     """Further variables."""
 
 
+_LIMITS = (RecursionError, MemoryError)
+"""Of this process, not of a template; who renders says what they mean."""
+
+
 class ChatTemplate:
     """A compiled template and the special tokens it names."""
 
@@ -56,7 +60,9 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
         try:
             self._template = _environment().from_string(source)
-        except jinja2.TemplateError as error:
+        except _LIMITS:
+            raise
+        except Exception as error:  # a SyntaxError of Python, an overflow that is worked out early
             raise RequestError(f"the chat template cannot be read: {error}", _CODE) from error
 
     def render(self, conversation: Conversation, max_characters: int | None = None) -> str:
@@ -103,9 +109,9 @@ class ChatTemplate:
                         "conversation",
                         _CODE,
                     )
-        except RequestError:
+        except (RequestError, *_LIMITS):
             raise
-        except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as error:
+        except Exception as error:  # a template is a program of a stranger, and raises what it will
             message = f"the chat template refuses these messages: {error}"
             raise RequestError(message, _CODE) from error
         return "".join(pieces)

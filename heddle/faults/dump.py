@@ -1,6 +1,7 @@
 """What all ranks did last, as one file per failure: written by the driver, read by `doctor --dump`.
 
-It holds counts, shapes and names of calls; no token, no text and no path.
+It holds counts, shapes and names of calls, and one line of an error. That line is a rank's own: it
+may name a file or a value. All else has no token, no text and no path.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Dump(msgspec.Struct, frozen=True, kw_only=True):
     written: str
     """Local date and time."""
     cause: str
-    """First line of the error."""
+    """The rank that failed first, and the first line of its error, as the log has it."""
     labels: tuple[str, ...]
     """Of the ranks."""
     groups: dict[str, tuple[tuple[int, ...], ...]]
@@ -48,7 +49,14 @@ def create_dump(
     groups: dict[str, tuple[tuple[int, ...], ...]],
     standings: Sequence[Standing],
 ) -> Dump:
-    """A document of this moment, with the last steps of each rank."""
+    """A document of this moment, with the last steps of each rank.
+
+    Args:
+        cause: the rank that failed first, and its error; the first line is kept.
+        labels: of all ranks.
+        groups: who talks to whom.
+        standings: of the ranks that can be seen.
+    """
     kept = [
         msgspec.structs.replace(
             standing,
@@ -59,7 +67,7 @@ def create_dump(
     return Dump(
         schema=SCHEMA,
         written=time.strftime("%Y-%m-%d %H:%M:%S"),
-        cause=cause,
+        cause=cause.partition("\n")[0],
         labels=tuple(labels),
         groups=groups,
         ranks=tuple(kept),

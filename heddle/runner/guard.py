@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cache, lru_cache
+from functools import cache
+from typing import NamedTuple
 
 import torch
 
 from heddle.comm.base import Communicator, Pending, RankGroups
 from heddle.errors import PlanMismatch
+from heddle.faults.page import call_words
 from heddle.faults.watch import RankWatch
 from heddle.kernels.recording.noting import always_on_host, as_one_call, never_repeated
 from heddle.layout.mesh import GROUP_KINDS, GroupKind
@@ -23,6 +25,16 @@ from heddle.step.traffic import Collective
 
 _PRIME, _MASK = 0x100000001B3, (1 << 64) - 1
 """A hash of 64 bits grows by multiplying and adding, so it depends on the order of calls."""
+_MAX_KNOWN = 4096
+"""Calls of which it is kept what is said of them; a step has a few that differ."""
+
+
+class _Known(NamedTuple):
+    """What is said of a call, made once for all that are alike."""
+
+    word: int
+    """64 bits, the same in every process."""
+    page_words: bytes
 
 
 class ScheduleGuard:
@@ -38,6 +50,9 @@ class ScheduleGuard:
         self._expected: Iterator[Collective] | None = None
         self._count = 0
         self._hashes: dict[GroupKind, int] = {}
+        self._known: dict[Collective, _Known] = {}
+        self.note_return = self._watch.end_call
+        """To be called when the call that was checked last has come back."""
 
     @property
     def call_hashes(self) -> dict[GroupKind, int]:
@@ -61,17 +76,23 @@ class ScheduleGuard:
             return
         call = due = next(self._expected, None)
         # A step makes hundreds of calls: the usual case is one comparison, without new values.
-        if call is None or call != (op, group, shape, _name_of(dtype)):
+        is_due = call == (op, group, shape, _name_of(dtype))
+        if call is None or not is_due:
             call = Collective(op, group, tuple(shape), _name_of(dtype))
             self._check_unequal(call, due)
-        before = self._hashes.get(group, 0)
-        self._hashes[group] = (before * _PRIME + _word(call)) & _MASK
+        known = self._known.get(call) or self._learn(call)
+        hashes = self._hashes
+        hashes[group] = (hashes.get(group, 0) * _PRIME + known.word) & _MASK
         self._count += 1
-        self._watch.begin_call(op, group, _name_of(dtype), shape)
+        self._watch.begin_call(known.page_words)
 
-    def note_return(self) -> None:
-        """The call that was checked last has come back."""
-        self._watch.end_call()
+    def _learn(self, call: Collective) -> _Known:
+        if len(self._known) >= _MAX_KNOWN:
+            self._known.clear()
+        op, group, shape, dtype = call
+        sizes = [size or 0 for size in shape]  # a call that was made leaves none open
+        known = self._known[call] = _Known(_word(call), call_words(op, group, dtype, sizes))
+        return known
 
     def _check_unequal(self, found: Collective, due: Collective | None) -> None:
         """Of two calls that differ: raise, unless it is by a size that the plan leaves open."""
@@ -97,7 +118,6 @@ class ScheduleGuard:
             )
 
 
-@lru_cache(maxsize=4096)
 def _word(call: Collective) -> int:
     """64 bits of a call, the same in every process."""
     body = f"{call.op} {call.shape} {call.dtype}".encode()
@@ -124,7 +144,8 @@ class GuardedCommunicator:
     def __init__(self, inner: Communicator, kind: GroupKind, guard: ScheduleGuard) -> None:
         self._inner = inner
         self._kind = kind
-        self._guard = guard
+        self._check = guard.check
+        self._note_return = guard.note_return
 
     @property
     def rank(self) -> int:
@@ -144,64 +165,61 @@ class GuardedCommunicator:
     @as_one_call
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
         """See `Communicator.all_gather`."""
-        self._check("all_gather", tensor)
+        self._check("all_gather", self._kind, tensor.shape, tensor.dtype)
         result = self._inner.all_gather(tensor)
-        self._guard.note_return()
+        self._note_return()
         return result
 
     @as_one_call
     def reduce_scatter(self, tensor: torch.Tensor) -> torch.Tensor:
         """See `Communicator.reduce_scatter`."""
-        self._check("reduce_scatter", tensor)
+        self._check("reduce_scatter", self._kind, tensor.shape, tensor.dtype)
         result = self._inner.reduce_scatter(tensor)
-        self._guard.note_return()
+        self._note_return()
         return result
 
     @as_one_call
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
         """See `Communicator.all_reduce`."""
-        self._check("all_reduce", tensor)
+        self._check("all_reduce", self._kind, tensor.shape, tensor.dtype)
         result = self._inner.all_reduce(tensor)
-        self._guard.note_return()
+        self._note_return()
         return result
 
     @as_one_call
     def all_to_all(self, tensor: torch.Tensor) -> torch.Tensor:
         """See `Communicator.all_to_all`."""
-        self._check("all_to_all", tensor)
+        self._check("all_to_all", self._kind, tensor.shape, tensor.dtype)
         result = self._inner.all_to_all(tensor)
-        self._guard.note_return()
+        self._note_return()
         return result
 
     @never_repeated
     def shift(self, tensor: torch.Tensor) -> Pending:
         """See `Communicator.shift`; held against the schedule when it begins."""
-        self._check("shift", tensor)
+        self._check("shift", self._kind, tensor.shape, tensor.dtype)
         result = self._inner.shift(tensor)
-        self._guard.note_return()
+        self._note_return()
         return result
 
     @never_repeated
     def send(self, tensor: torch.Tensor, target: int) -> None:
         """See `Communicator.send`."""
-        self._check("send", tensor)
+        self._check("send", self._kind, tensor.shape, tensor.dtype)
         self._inner.send(tensor, target)
-        self._guard.note_return()
+        self._note_return()
 
     @never_repeated
     def receive(self, shape: Sequence[int], dtype: torch.dtype, source: int) -> torch.Tensor:
         """See `Communicator.receive`; held against the schedule as announced."""
-        self._guard.check("receive", self._kind, shape, dtype)
+        self._check("receive", self._kind, shape, dtype)
         received = self._inner.receive(shape, dtype, source)
-        self._guard.note_return()
+        self._note_return()
         return received
 
     def set_deadline(self, deadline: float | None) -> None:
         """See `Communicator.set_deadline`."""
         self._inner.set_deadline(deadline)
-
-    def _check(self, op: str, tensor: torch.Tensor) -> None:
-        self._guard.check(op, self._kind, tensor.shape, tensor.dtype)
 
 
 def guard_groups(groups: RankGroups, guard: ScheduleGuard) -> RankGroups:

@@ -17,7 +17,7 @@ from heddle.server import facts
 from heddle.server.chat import create_chat_completion
 from heddle.server.completions import create_completion
 from heddle.server.errors import ApiError
-from heddle.server.guard import HEALTH_PATH, OPEN_PATHS
+from heddle.server.guard import HEALTH_PATH, OPEN_PATHS, TOLD_FAULT
 from heddle.server.health import health, ready
 from heddle.server.job import ClientGone
 from heddle.server.openapi import openapi
@@ -132,5 +132,6 @@ async def _tell_nobody(request: Request, error: Exception) -> Response:
 async def _tell_fault(request: Request, error: Exception) -> Response:
     request_id = request.state.request_id
     log.error("request %s: a fault of heddle", request_id, exc_info=error)
+    setattr(request.state, TOLD_FAULT, error)  # it is raised once more behind this answer
     told = ApiError(f"internal error; the log has it under {request_id}", "internal_error")
     return await _tell(request, told)

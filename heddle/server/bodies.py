@@ -68,12 +68,19 @@ async def read_body(
         max_bytes: of the body.
         take: told of the size of every piece; see `BodyRoom`.
     Raises:
-        ApiError: not JSON by its content type, too large, too slow, or there is no room for it.
+        ApiError: not JSON by its content type, packed, too large, too slow, or there is no room for
+            it.
         ClientDisconnect: nobody is there any more.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise ApiError("the content type must be application/json", "unsupported_media_type")
+    if request.headers.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
+        # What unfolds may be a thousand times as large as what came.
+        raise ApiError(
+            "a body is read as it comes; send none that is packed (Content-Encoding)",
+            "unsupported_media_type",
+        )
     pieces: list[bytes] = []
     size = 0
     try:

@@ -33,6 +33,9 @@ REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 MAX_LOGGED_PATH = 100
 EXPOSED_HEADERS = "x-request-id, retry-after, retry-after-ms, x-should-retry"
 """That pages of allowed origins may read."""
+log = logging.getLogger("heddle.server")
+TOLD_FAULT = "told_fault"
+"""In the state of a request: the fault that its client and the log were told of."""
 access_log = logging.getLogger("heddle.access")
 
 Observe = Callable[[str, str, int, float], None]
@@ -141,9 +144,12 @@ class Guard:
                 shown = Headers(scope=scope).get("authorization", "")
                 scope["state"]["client"] = self._keys.name(shown)
                 await self._app(scope, receive, send_on)
-        except Exception:
+        except Exception as error:
             if not is_whole:
                 raise  # half an answer: the connection is cut
+            if scope["state"].get(TOLD_FAULT) is not error:
+                text = "request %s: a fault of heddle after its whole answer was sent"
+                log.error(text, request_id, exc_info=error)
         finally:
             self.num_requests -= 1
             self._note(scope, status, time.monotonic() - started, request_id)

@@ -13,7 +13,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -131,7 +131,8 @@ async def health(request: Request) -> Response:
         return _deep_answer(serving.trouble or "no engine is there", None, 0.0)
     finding = await deep.look()
     trouble = finding.trouble or _bad_numbers(serving)
-    return _deep_answer(trouble, deep.age(finding), finding.took, _alarms(serving))
+    checks = _live_checks(serving)
+    return _deep_answer(trouble, deep.age(finding), finding.took, checks)
 
 
 async def ready(request: Request) -> Response:
@@ -149,24 +150,31 @@ def _bad_numbers(serving: Serving) -> str:
     return "" if engine is None else engine.driver.bad_numbers.trouble
 
 
-def _alarms(serving: Serving) -> list[str]:
-    """What one rank did not confirm of live steps: the first and the last alarms."""
+def _live_checks(serving: Serving) -> dict[str, Any]:
+    """What is to be told of live steps that are held against one rank; usually nothing.
+
+    Alarms are the first and the last ones. That the checks have stopped makes no engine unwell.
+    """
     engine = serving.running_engine
     shadow = None if engine is None else engine.llm.shadow
-    found = [] if shadow is None else [str(alarm) for alarm in shadow.alarms]
-    return found if len(found) <= MAX_ALARMS else [found[0], *found[1 - MAX_ALARMS :]]
+    if shadow is None:
+        return {}
+    found, told = [str(alarm) for alarm in shadow.alarms], {}
+    if found:
+        few = found if len(found) <= MAX_ALARMS else [found[0], *found[1 - MAX_ALARMS :]]
+        told["verify_alarms"] = few
+    return {**told, "verify_stopped": True} if shadow.stopped else told
 
 
 def _deep_answer(
-    trouble: str, age: float | None, took: float, alarms: Sequence[str] = ()
+    trouble: str, age: float | None, took: float, checks: Mapping[str, Any] | None = None
 ) -> Response:
     """The numbers, beside the error where there is one."""
     numbers: dict[str, Any] = {
         "age_s": None if age is None else round(age, 3),
         "took_s": round(took, 3),
+        **(checks or {}),
     }
-    if alarms:
-        numbers["verify_alarms"] = list(alarms)
     if not trouble:
         return JSONResponse(numbers)
     error = ApiError(trouble, "engine_unavailable")

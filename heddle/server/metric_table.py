@@ -232,6 +232,11 @@ METRICS: tuple[Metric, ...] = (
         "result",
     ),
     _counter("verify_mismatch", "those that one rank did not confirm; told of engine 0"),
+    _gauge(
+        "verify_running",
+        "1 while live rows are held against one rank, 0 once that has stopped for good, which the "
+        "log explains; told of engine 0, and only with verify_every",
+    ),
     _counter("requests_replayed", "open requests that went on after that; told of engine 0"),
     _counter(
         "requests_condemned",

@@ -21,3 +21,4 @@ class VerifyNumbers:
             self._values.of("verify_rows", result=result).inc(new)
             if result == "mismatch":
                 add(self._values, "verify_mismatch", 0, new)
+        self._values.of("verify_running").set(0 if shadow.stopped else 1)

@@ -12,6 +12,7 @@ from heddle.cli import doctor
 from heddle.cli.output import Output
 from heddle.errors import ConfigError
 from heddle.faults.dump import create_dump, write_dump
+from heddle.faults.page import call_words
 from heddle.faults.watch import create_watch
 
 
@@ -22,10 +23,10 @@ def dump(tmp_path: Path) -> Path:
         watch = create_watch((), rank, 0)
         watch.begin_step(4, "decode")
         watch.expect((0, 2), first_layer=0)
-        watch.begin_call("all_reduce", "tp", dtype, (2, 8))
+        watch.begin_call(call_words("all_reduce", "tp", dtype, (2, 8)))
         watch.end_call()
         if rank == 0:
-            watch.begin_call("all_reduce", "tp", dtype, (2, 8))
+            watch.begin_call(call_words("all_reduce", "tp", dtype, (2, 8)))
         standing = watch.page.standing()
         assert standing is not None
         standings.append(standing)

@@ -5,16 +5,17 @@ from __future__ import annotations
 import pytest
 
 from heddle.cli.show_topology import Shown, create_topology, find_model
-from heddle.cli.step_sketch import create_batch, sketch_step
+from heddle.cli.step_sketch import sketch_step
 from heddle.config import ParallelConfig
 from heddle.config.link_costs import LinkCosts
-from heddle.layout.rows import RowClass
+from heddle.planner.batches import Rows, create_batch
 from heddle.step.plan import plan
 from heddle.step.schedule import collective_schedule
 from heddle.step.traffic import cost_of
 from tests.support.batches import make_topology, whole_in_turn
 from tests.support.tiny import build_tiny
 
+PARTS = [Rows(0, 64), Rows(96, 64), Rows(96, 1)]
 MODELS = ("llama-8-2", "gpt-oss", "qwen3-next", "deepseek-v3", "deepseek-v32")
 
 
@@ -38,7 +39,7 @@ def test_a_layer_costs_what_its_schedule_lists(models, name, sizes):
     shown = create_topology(models[name], parallel, block_size=4)
     topology = shown.topology
     step = sketch_step(shown, 64)
-    batch = create_batch(topology, [(0, 64), (96, 64), (96, 1)])
+    batch = create_batch(topology, PARTS)
     schedule = collective_schedule(plan(batch, topology), topology, global_rank=0)
     # Every layer also adds up its rows over TP, after its mixer and after its feed-forward block.
     rows = plan(batch, topology).rows.num_local_rows
@@ -70,7 +71,7 @@ def test_the_calls_of_experts_are_counted_where_they_are_dealt_out(models):
     parallel = ParallelConfig(tensor_parallel_size=2, enable_expert_parallel=True)
     shown = create_topology(models["gpt-oss"], parallel, block_size=4)
     topology, step = shown.topology, sketch_step(shown, 64)
-    found = plan(create_batch(topology, [(0, 64), (96, 64), (96, 1)]), topology)
+    found = plan(create_batch(topology, PARTS), topology)
     schedule = collective_schedule(found, topology, global_rank=0)
     layer = schedule.layers[0]
     assert step["experts"]["calls"] == sum(call.group == "ep" for call in layer) > 0
@@ -100,10 +101,3 @@ def test_a_prompt_is_cut_where_a_step_is_full():
     assert (start["what"], start["new_rows"]) == ("start of a prompt", 15)
     assert start["new_rows"] + piece["new_rows"] + decode["new_rows"] == 80
     assert [row["what"] for row in sketch_step(shown, 0)["requests"]] == ["later piece", "decode"]
-
-
-def test_blocks_hold_every_token_of_every_group():
-    topology = make_topology((1, 2, 2), block_size=4)
-    batch = create_batch(topology, [(96, 1), (0, 16)])
-    assert [len(request.block_tables[0]) for request in batch.requests] == [13, 2]
-    assert plan(batch, topology).classes[0] is RowClass.COPY

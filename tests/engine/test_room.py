@@ -148,16 +148,20 @@ def test_too_few_descriptors_are_named(folder: str, limit: Callable[[int], None]
     check_room(resolved)
 
 
-def test_a_program_raises_its_own_limit_as_far_as_it_may(limit: Callable[[int], None]) -> None:
+def test_a_program_raises_its_own_limit_as_far_as_it_may(
+    limit: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     limit(100)
     raise_descriptor_limit(90)
     assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 100
     raise_descriptor_limit(300)
     assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 300
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    if hard != resource.RLIM_INFINITY:
-        with pytest.raises(ConfigError, match=f"{hard + 1} are needed"):
-            raise_descriptor_limit(hard + 1)
+    # Where a system sets no bound, one is put here: what a process gives up it does not get back.
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (300, 400))
+    with pytest.raises(ConfigError, match=r"may have 300 files .*, and 401 are needed"):
+        raise_descriptor_limit(401)
+    monkeypatch.undo()
+    assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 300  # left as it was
 
 
 @pytest.mark.dist
@@ -166,7 +170,9 @@ def test_ranks_take_no_more_descriptors_than_are_counted() -> None:
     executor = ProcessesExecutor(fake_config({}, tp=4), worker=FAKE)
     try:
         executor.start()
-        assert num_descriptors() - before <= 4 * DESCRIPTORS_PER_RANK
+        taken = num_descriptors() - before
+        # Channel, output, end and page of each: what is counted is what is really taken.
+        assert 4 * 4 <= taken <= 4 * DESCRIPTORS_PER_RANK
     finally:
         executor.close()
 

@@ -12,6 +12,7 @@ import pytest
 from heddle.config.faults import fault_rules
 from heddle.errors import ConfigError
 from heddle.faults.dump import MAX_FILES, NUM_STEPS, create_dump, read_dump, write_dump
+from heddle.faults.page import call_words
 from heddle.faults.watch import create_watch
 
 
@@ -19,7 +20,7 @@ def dump_of_one_rank():
     watch = create_watch((), 0, 0)
     for step in range(NUM_STEPS + 3):
         watch.begin_step(step, "decode")
-        watch.begin_call("all_reduce", "tp", "float32", (2, 8))
+        watch.begin_call(call_words("all_reduce", "tp", "float32", (2, 8)))
         watch.end_call()
     standing = watch.page.standing()
     assert standing is not None
@@ -36,6 +37,12 @@ def test_a_dump_is_private_and_comes_back_as_it_was(tmp_path: Path) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert read_dump(path) == dump
+
+
+def test_of_an_error_the_first_line_is_kept() -> None:
+    """What follows may be a traceback with the words of a user in it."""
+    dump = create_dump("rank1 tp1: KeyError: 7\nTraceback: a secret\n", ["rank0"], {}, [])
+    assert dump.cause == "rank1 tp1: KeyError: 7"
 
 
 def test_only_the_last_steps_are_kept() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from heddle.faults.page import Standing
+from heddle.faults.page import Standing, call_words
 from heddle.faults.standing import (
     describe,
     first_difference,
@@ -26,7 +26,7 @@ def rank_after(rank: int, calls: list[Any], *, step: int = 3, is_inside: bool = 
     watch = create_watch((), rank, 0)
     watch.begin_step(step, "decode")
     for number, what in enumerate(calls):
-        watch.begin_call(*what)
+        watch.begin_call(call_words(*what))
         if not is_inside or number + 1 < len(calls):
             watch.end_call()
     found = watch.page.standing()
@@ -89,7 +89,7 @@ def test_a_slower_rank_is_no_difference_until_the_step_is_over() -> None:
         watch = create_watch((), rank, 0)
         watch.begin_step(3, "decode")
         for what in calls:
-            watch.begin_call(*what)
+            watch.begin_call(call_words(*what))
             watch.end_call()
         watch.begin_step(4, "decode")
         found = watch.page.standing()

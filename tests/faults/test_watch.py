@@ -7,7 +7,7 @@ import time
 import pytest
 
 from heddle.config.faults import START_PHASES, fault_rules
-from heddle.faults.page import Standing
+from heddle.faults.page import Standing, call_words
 from heddle.faults.watch import RankWatch, create_watch, phase_of
 from heddle.step.batch import GlobalBatch, SampleSpec, ScheduledRequest
 from heddle.step.draw_params import DrawParams
@@ -25,7 +25,7 @@ def standing_of(watch: RankWatch) -> Standing:
 
 
 def call(watch: RankWatch) -> None:
-    watch.begin_call("all_reduce", "tp", "float32", (2, 4))
+    watch.begin_call(call_words("all_reduce", "tp", "float32", (2, 4)))
     watch.end_call()
 
 

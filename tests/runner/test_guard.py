@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from heddle.comm.solo import SoloCommunicator
 from heddle.comm.threads import ThreadGroup
 from heddle.comm.tracing import TracingWorld
 from heddle.errors import PlanMismatch
+from heddle.faults.watch import RankWatch
 from heddle.layout.mesh import GROUP_KINDS
 from heddle.runner.guard import GuardedCommunicator, ScheduleGuard, guard_groups
 from heddle.step.traffic import Collective
@@ -195,3 +197,41 @@ def test_a_size_that_the_plan_leaves_open_counts_as_it_was() -> None:
         hashes_of([Collective("all_to_all", "ep", (n, 4), "float32")], scheduled) for n in (2, 3)
     ]
     assert found[0] != found[1]
+
+
+def test_more_calls_that_differ_than_are_kept_are_told_as_they_are() -> None:
+    watch = RankWatch()
+    guard = ScheduleGuard(watch)
+    last = 0
+    for _ in range(2):
+        for size in range(3, 5003):
+            call = Collective("all_reduce", "tp", (size, 2), "int64")
+            guard.begin([call])
+            guard.check("all_reduce", "tp", torch.Size((size, 2)), torch.int64)
+            guard.note_return()
+            last = guard.call_hashes["tp"]
+    standing = watch.page.standing()
+    assert standing is not None
+    assert [found.shape for found in standing.calls[-2:]] == [(5001, 2), (5002, 2)]
+    assert (standing.calls[-1].op, standing.calls[-1].dtype) == ("all_reduce", "int64")
+    assert last == hashes_of([Collective("all_reduce", "tp", (5002, 2), "int64")])["tp"]
+
+
+def test_a_checked_call_costs_little() -> None:
+    """Microseconds, printed; the ceiling is ten times what is wanted."""
+    guard, out = ScheduleGuard(), torch.zeros(4)
+
+    class Nothing(SoloCommunicator):
+        def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
+            del tensor
+            return out
+
+    group, count = GuardedCommunicator(Nothing(), "tp", guard), 5000
+    guard.begin([Collective("all_reduce", "tp", (4,), "float32")] * count)
+    began = time.thread_time()
+    for _ in range(count):
+        group.all_reduce(out)
+    each = (time.thread_time() - began) / count
+    guard.finish()
+    print(f"a collective that is checked and noted: {each * 1e6:.2f} us")
+    assert each < 50e-6

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import socket
 import time
@@ -87,7 +88,7 @@ def test_a_hostile_grammar_is_followed_or_refused(served: Served, name: str) -> 
 
 def test_there_are_as_many_as_were_promised() -> None:
     assert len(GRAMMARS) == 16
-    assert len(REQUESTS) == 20
+    assert len(REQUESTS) == 20 + 15
 
 
 BODY = b'{"prompt": "a", "max_tokens": 1}'
@@ -137,6 +138,56 @@ REQUESTS: dict[str, tuple[bytes, tuple[int, ...]]] = {
         (405,),
     ),
     "no HTTP": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", (400,)),
+}
+
+
+def in_chunks(chunks: bytes) -> bytes:
+    head = b"POST /v1/completions HTTP/1.1\r\n" + HOST + KIND + b"Connection: close\r\n"
+    return head + b"Transfer-Encoding: chunked\r\n\r\n" + chunks
+
+
+def get(target: bytes, version: bytes = b"1.1", head: bytes = b"") -> bytes:
+    line = b"GET %s HTTP/%s\r\n" % (target, version)
+    return line + HOST + head + b"Connection: close\r\n\r\n"
+
+
+REQUESTS |= {
+    "a packed body": (
+        post(gzip.compress(BODY), head=HOST + KIND + b"Content-Encoding: gzip\r\n"),
+        (415,),
+    ),
+    "a bomb": (
+        post(gzip.compress(bytes(1 << 24)), head=HOST + KIND + b"Content-Encoding: gzip\r\n"),
+        (415,),
+    ),
+    "a chunk of no size": (in_chunks(b"zz\r\n{}\r\n0\r\n\r\n"), (400,)),
+    "a chunk of less than nothing": (in_chunks(b"-2\r\n{}\r\n0\r\n\r\n"), (400,)),
+    "a chunk without end": (in_chunks(b"f" * 40 + b"\r\n{}\r\n0\r\n\r\n"), (400,)),
+    "chunks of a byte": (in_chunks(b"1\r\n \r\n" * 9000 + b"0\r\n\r\n"), (400,)),
+    "chunks beyond the limit": (in_chunks(b"fff\r\n" + b" " * 0xFFF + b"\r\n") * 40, (400, 413)),
+    "a transfer in another code": (
+        b"POST /v1/completions HTTP/1.1\r\n"
+        + HOST
+        + KIND
+        + b"Connection: close\r\nTransfer-Encoding: gzip\r\n\r\n{}",
+        (400,),
+    ),
+    "a length in other digits": (
+        b"POST /v1/completions HTTP/1.1\r\n"
+        + HOST
+        + KIND
+        + "Connection: close\r\nContent-Length: \u0662\r\n\r\n{}".encode(),
+        (400,),
+    ),
+    "the preface of HTTP/2": (b"PRI * HTTP/2.0\r\n" + HOST + b"Connection: close\r\n\r\n", (404,)),
+    "another host in the target": (get(b"http://evil.example/nothing"), (404,)),
+    "a tunnel": (
+        b"CONNECT evil.example:1 HTTP/1.1\r\n" + HOST + b"Connection: close\r\n\r\n",
+        (404,),
+    ),
+    "a name of a model that is no text": (get(b"/v1/models/%ff%fe%00"), (404,)),
+    "a zero in a header": (get(b"/version", head=b"X-A: a\0b\r\n"), (400,)),
+    "a name with a space": (get(b"/version", head=b"X-A : a\r\n"), (400,)),
 }
 
 

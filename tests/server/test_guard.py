@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from heddle.server.guard import KeyRing
+from heddle.server.guard import Guard, KeyRing
 from tests.support.served import Served, toy_server
 
 KEY = "s3cret-kéy"
@@ -254,3 +256,51 @@ def test_a_connection_outlives_a_fault_that_was_answered(
                 while b"internal_error" not in found:
                     found += connection.recv(65536)
                 assert found.startswith(b"HTTP/1.1 500")
+
+
+def test_a_fault_that_was_answered_is_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def fail(*_: object, **__: object) -> None:
+        raise KeyError("a fault")
+
+    with toy_server(tmp_path) as served, caplog.at_level(logging.ERROR, logger="heddle.server"):
+        monkeypatch.setattr("heddle.server.serving.Serving.submit", fail)
+        served.client.headers["x-request-id"] = "abc"
+        assert served.post("/v1/completions", prompt="a").status_code == 500
+    assert caplog.messages == ["request abc: a fault of heddle"]
+
+
+def test_a_fault_behind_a_whole_answer_is_told_with_its_traceback(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The client has its answer and keeps its connection, so only the log can tell."""
+    sent: list[str] = []
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        del scope, receive
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"whole"})
+        raise KeyError("afterwards")
+
+    async def send(message: Any) -> None:
+        sent.append(message["type"])
+
+    async def receive() -> Any:
+        raise AssertionError("nobody reads")
+
+    guard = Guard(answer, keys=KeyRing(()), local_only=True, origins=())
+    scope = {
+        "type": "http",
+        "method": "GET",
+        "path": "/version",
+        "headers": [(b"x-request-id", b"abc")],
+    }
+    with caplog.at_level(logging.ERROR, logger="heddle.server"):
+        asyncio.run(guard(scope, receive, send))
+    assert sent == ["http.response.start", "http.response.body"]
+    assert guard.num_requests == 0
+    (record,) = caplog.records
+    assert record.getMessage() == ("request abc: a fault of heddle after its whole answer was sent")
+    assert record.exc_info is not None
+    assert str(record.exc_info[1]) == "'afterwards'"

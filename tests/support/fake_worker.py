@@ -22,6 +22,7 @@ from heddle.config import CacheConfig, ModelConfig, ParallelConfig, ResolvedConf
 from heddle.config.model import RopeConfig
 from heddle.engine.executors.failure import mesh_of
 from heddle.errors import ModelFileError
+from heddle.faults.page import call_words
 from heddle.faults.watch import RankWatch, phase_of
 from heddle.step.batch import GlobalBatch, RankReply, SampledToken, ScheduledRequest
 from heddle.step.packed import pack_table
@@ -129,7 +130,7 @@ class FakeWorker:
         self._watch.begin_step(batch.step, phase_of(batch))
         fault = self._act(str(batch.step))
         self._group.set_deadline(deadline)
-        self._watch.begin_call("all_reduce", "tp", "int64", (1,))
+        self._watch.begin_call(call_words("all_reduce", "tp", "int64", (1,)))
         total = self._group.all_reduce(torch.tensor([batch.step + self.rank]))
         self._watch.end_call()
         self._act(f"{batch.step}+")

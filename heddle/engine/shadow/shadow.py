@@ -6,11 +6,13 @@
 
 Nothing waits for it: a row that comes while the queue is full is dropped and counted, and so is one
 of a sequence longer than its pool. The engine that it asks is an engine like any other, with one
-rank in a process of its own.
+rank in a process of its own. When that fails, live checks stop, and say so: a rank that the system
+ended for its memory would take one that serves with it the next time.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import queue
@@ -31,7 +33,7 @@ from heddle.engine.shadow.compare import (
     compare_probes,
     first_bad_token,
 )
-from heddle.errors import HeddleError
+from heddle.errors import HeddleError, counted
 from heddle.step.probe import Probed
 from heddle.step.topology import Topology
 
@@ -41,10 +43,12 @@ QUEUE_LENGTH = 4
 MAX_ALARMS = 100
 """Alarms that are kept; further ones are counted and logged."""
 RESULTS = ("ok", "mismatch", "dropped", "skipped", "failed")
+IDLE_SECONDS = 1.0
+"""Without rows, after which the golden engine is seen to live."""
 
 
 class GoldenEngine(Protocol):
-    """One rank, which is never started anew: without it, rows are counted as failed."""
+    """One rank, which is never started anew: without it, live checks stop."""
 
     @property
     def driver(self) -> Driver:
@@ -54,6 +58,10 @@ class GoldenEngine(Protocol):
     def close(self) -> None:
         """End it."""
         ...
+
+
+class _Closing(Exception):
+    """Nobody wants to know any more."""
 
 
 class Shadow:
@@ -77,10 +85,15 @@ class Shadow:
         """Rows by what came of them, one of `RESULTS`."""
         self.alarms: list[Alarm] = []
         """The first ones, oldest first."""
+        self.stopped = ""
+        """Why no row is looked at any more; empty: rows are."""
         self.on_alarm = on_alarm
         self._golden = golden
         self._topology = topology
         self._rows: queue.Queue[tuple[Probed, str] | None] = queue.Queue(QUEUE_LENGTH)
+        self._lock = threading.Lock()
+        """Held to count, and to take a row or none: no row comes behind the last one."""
+        self._is_closing = False
         self._seen: list[Probed] = []
         golden.driver.on_probe = self._note
         golden.driver.replicas[0].probes = ProbeChooser(every=1)
@@ -100,47 +113,98 @@ class Shadow:
             probed: the row.
             request: id of the request, as its client knows it.
         """
-        if len(probed.token_ids) >= self.max_tokens:
-            self.counts["skipped"] += 1
-            return
-        try:
-            self._rows.put_nowait((probed, request))
-        except queue.Full:
-            self.counts["dropped"] += 1
+        with self._lock:
+            if self.stopped:
+                self.counts["failed"] += 1
+            elif len(probed.token_ids) >= self.max_tokens:
+                self.counts["skipped"] += 1
+            elif self._is_closing or self._rows.full():
+                self.counts["dropped"] += 1
+            else:
+                self._rows.put_nowait((probed, request))
 
     def wait(self) -> None:
-        """Return once all rows that were taken have been looked at."""
+        """Return once all rows that were taken have been looked at, or never will be."""
         self._rows.join()
 
     def close(self) -> None:
-        """End the thread, after the row in its hands, and the golden engine."""
-        while self._thread.is_alive():
-            try:
-                self._rows.put(None, timeout=0.1)
-                self._thread.join()
-            except queue.Full:
-                continue
+        """End the thread, after the step that its engine is in, and the golden engine. Rows that
+        were not looked at by then are dropped, and the log says how many.
+        """
+        before = self.counts["dropped"]
+        with self._lock:
+            is_first, self._is_closing = not self._is_closing, True
+            if is_first and not self.stopped:
+                self._drain("dropped")
+                self._rows.put_nowait(None)
+        self._thread.join()
+        if is_first and (left := self.counts["dropped"] - before):
+            log.info("live checks end; %s had not been looked at", counted(left, "row"))
         self._golden.close()
 
-    def _work(self) -> None:
-        while (item := self._rows.get()) is not None:
-            try:
-                self._look(*item)
-            except Exception as error:
-                self.counts["failed"] += 1
-                log.error("a live row could not be held against one rank: %s", error)
-            finally:
+    def _drain(self, result: str) -> None:
+        """Count what waits as something else than looked at; called with the lock."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                if self._rows.get_nowait() is not None:
+                    self.counts[result] += 1
                 self._rows.task_done()
-        self._rows.task_done()
+
+    def _count(self, result: str) -> None:
+        with self._lock:
+            self.counts[result] += 1
+
+    def _work(self) -> None:
+        try:
+            while (item := self._next()) is not None:
+                try:
+                    self._judge(*item)
+                finally:
+                    self._rows.task_done()
+            self._rows.task_done()
+        except BaseException as error:  # whatever it is, without this thread nobody looks
+            with self._lock:
+                self.stopped = f"{type(error).__name__}: {error}"
+                self._drain("failed")
+            log.error(
+                "live checks have stopped, and the engine goes on without; restart it to have them "
+                "again: %s",
+                self.stopped,
+            )
+
+    def _next(self) -> tuple[Probed, str] | None:
+        while True:
+            try:
+                return self._rows.get(timeout=IDLE_SECONDS)
+            except queue.Empty:
+                self._golden.driver.check_ranks()
+
+    def _judge(self, live: Probed, request: str) -> None:
+        """Look at a row, and count what came of it.
+
+        Raises:
+            RankFailed: there is nobody left to look.
+        """
+        try:
+            self._look(live, request)
+        except _Closing:
+            self._count("dropped")
+        except Exception as error:
+            self._count("failed")
+            log.error("a live row could not be held against one rank: %s", error)
+            self._golden.driver.check_ranks()
+        except BaseException:
+            self._count("failed")
+            raise
 
     def _look(self, live: Probed, request: str) -> None:
         golden, _ = self._compute(live)
         alarm = compare_probes(live, golden, self._topology, request)
         if alarm is None:
-            self.counts["ok"] += 1
+            self._count("ok")
             return
         alarm = dataclasses.replace(alarm, first_bad=self._first_bad(live, golden))
-        self.counts["mismatch"] += 1
+        self._count("mismatch")
         if len(self.alarms) < MAX_ALARMS:
             self.alarms.append(alarm)
         log.error("live step differs from one rank: %s", alarm)
@@ -166,6 +230,8 @@ class Shadow:
         number = driver.add(PromptInput(token_ids=live.token_ids), params)
         output: RequestOutput | None = None
         while driver.has_work and (output is None or not output.outputs[0].token_ids):
+            if self._is_closing:
+                raise _Closing
             for told in driver.step():
                 output = told
         if driver.has_work:

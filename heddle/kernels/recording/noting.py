@@ -32,12 +32,20 @@ class Notes(Protocol):
         ...
 
 
+class _Thread(threading.local):
+    notes: Notes | None = None
+    """On the class: every call of a pass looks, and a missing attribute is ten times as slow."""
+
+
+_thread = _Thread()
+
+
 def as_one_call(method: Callable[P, torch.Tensor]) -> Callable[P, torch.Tensor]:
     """Decorates a function that notes call again instead of looking inside."""
 
     @wraps(method)
     def noted(*args: P.args, **options: P.kwargs) -> torch.Tensor:
-        notes = _notes()
+        notes = _thread.notes
         if notes is None:
             return method(*args, **options)
         return notes.note_call(partial(method, **options), *args)
@@ -50,7 +58,7 @@ def never_repeated(method: Callable[P, R]) -> Callable[P, R]:
 
     @wraps(method)
     def noted(*args: P.args, **options: P.kwargs) -> R:
-        notes = _notes()
+        notes = _thread.notes
         if notes is not None:
             notes.refuse(f"{method.__name__} is not repeated")
         return method(*args, **options)
@@ -65,7 +73,7 @@ def always_on_host(method: Callable[P, None]) -> Callable[P, None]:
 
     @wraps(method)
     def noted(*args: P.args, **options: P.kwargs) -> None:
-        notes = _notes()
+        notes = _thread.notes
         if notes is not None:
             notes.note_host_call(partial(method, *args, **options))
         method(*args, **options)
@@ -76,17 +84,9 @@ def always_on_host(method: Callable[P, None]) -> Callable[P, None]:
 @contextmanager
 def noted_by(notes: Notes | None) -> Iterator[None]:
     """Tell somebody of this thread's calls; None: nobody."""
-    before = _notes()
+    before = _thread.notes
     _thread.notes = notes
     try:
         yield
     finally:
         _thread.notes = before
-
-
-_thread = threading.local()
-
-
-def _notes() -> Notes | None:
-    found: Notes | None = getattr(_thread, "notes", None)
-    return found

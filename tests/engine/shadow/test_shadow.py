@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,9 @@ from heddle import LLM, SamplingParams
 from heddle.attention.backends.base import AttentionBackend
 from heddle.attention.state import AttentionState
 from heddle.engine.shadow.shadow import QUEUE_LENGTH, Shadow
-from heddle.errors import ConfigError
+from heddle.errors import ConfigError, RankFailed
 from heddle.step.probe import Probed
+from tests.support.processes import LONG_SECONDS, seconds_until
 from tests.support.tiny import VOCAB_SIZE, build_tiny
 
 PROMPTS = [[(11 * i + 3 * n) % 120 + 3 for i in range(n)] for n in (23, 3, 9)]
@@ -228,3 +230,91 @@ def test_narrow_types_are_refused(folder: Path) -> None:
 def test_one_rank_has_nothing_to_be_held_against(folder: Path) -> None:
     with pytest.raises(ConfigError, match=r"verify_every=1 is not legal with one rank"):
         load(folder)
+
+
+def held(shadow: Shadow, release: threading.Event) -> threading.Event:
+    """Have the golden engine stand in its first step until `release`; set once it does."""
+    stands, step = threading.Event(), shadow._golden.driver.step
+
+    def hold() -> Any:
+        stands.set()
+        assert release.wait(60)
+        return step()
+
+    shadow._golden.driver.step = hold  # type: ignore[method-assign]
+    return stands
+
+
+def test_an_end_waits_for_no_row(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Those that wait are never begun, and the one in hand ends with the step that it is in."""
+    with load(folder, tensor_parallel_size=2, max_num_batched_tokens=8) as llm:
+        shadow, release = shadow_of(llm), threading.Event()
+        num_steps, stands = [], held(shadow, release)
+        step = shadow._golden.driver.step
+        shadow._golden.driver.step = lambda: (num_steps.append(1), step())[1]  # type: ignore
+        shadow.offer(probed_of([7] * 100), "1")  # 13 steps
+        assert stands.wait(60)
+        for _ in range(QUEUE_LENGTH + 1):
+            shadow.offer(probed_of([7] * 100), "2")
+        assert shadow.counts["dropped"] == 1
+        closing = threading.Thread(target=llm.close)
+        with caplog.at_level(logging.INFO, logger="heddle.verify"):
+            closing.start()
+            while shadow.counts["dropped"] == 1:
+                time.sleep(0.001)
+            release.set()
+            closing.join(60)
+        assert not closing.is_alive()
+        assert len(num_steps) == 1
+        assert shadow.counts["dropped"] == 1 + QUEUE_LENGTH + 1
+        assert shadow.counts["ok"] == shadow.counts["failed"] == 0
+        assert f"live checks end; {QUEUE_LENGTH + 1} rows had not been looked at" in caplog.text
+        assert shadow.stopped == ""
+        shadow.offer(probed_of([7] * 4), "3")
+        shadow.wait()
+
+
+@pytest.mark.parametrize("error", [RankFailed("rank0: gone"), SystemExit(3)], ids=["rank", "exit"])
+def test_a_shadow_that_dies_is_said_to_and_the_engine_goes_on(
+    folder: Path, caplog: pytest.LogCaptureFixture, error: BaseException
+) -> None:
+    with load(folder, tensor_parallel_size=2) as llm:
+        shadow, release = shadow_of(llm), threading.Event()
+        stands = held(shadow, release)
+
+        def fail(*_: Any) -> None:
+            raise error
+
+        shadow._golden.driver.executor.submit = fail  # type: ignore[method-assign]
+        for _ in range(QUEUE_LENGTH + 1):
+            shadow.offer(probed_of([7] * 4), "1")
+            assert stands.wait(60)
+        with caplog.at_level(logging.ERROR, logger="heddle.verify"):
+            release.set()
+            shadow.wait()
+            assert seconds_until(lambda: not shadow._thread.is_alive()) < LONG_SECONDS
+        assert shadow.counts["failed"] == QUEUE_LENGTH + 1
+        assert shadow.stopped.startswith(f"{type(error).__name__}: ")
+        assert str(error) in shadow.stopped
+        (said,) = [line for line in caplog.messages if "live checks have stopped" in line]
+        assert shadow.stopped in said
+        assert [len(ids) for ids in run(llm)] == [6, 6, 6]
+        assert shadow.counts["failed"] > QUEUE_LENGTH + 1  # each row that was to be looked at
+        shadow.wait()
+
+
+def test_a_shadow_that_dies_without_a_row_is_missed_too(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with load(folder, tensor_parallel_size=2) as llm:
+        shadow = shadow_of(llm)
+
+        def gone() -> None:
+            raise RankFailed("rank0 was killed by SIGKILL while idle")
+
+        with caplog.at_level(logging.ERROR, logger="heddle.verify"):
+            shadow._golden.driver.executor.check = gone  # type: ignore[method-assign]
+            assert seconds_until(lambda: bool(shadow.stopped)) < LONG_SECONDS
+            assert seconds_until(lambda: not shadow._thread.is_alive()) < LONG_SECONDS
+        assert "killed by SIGKILL while idle" in shadow.stopped
+        assert "live checks have stopped, and the engine goes on without" in caplog.text
