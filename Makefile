@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 
 # W1 to W11 of the targets, and the kernels of a GPU where there is one. `make bench BENCH_FLAGS=--quick` shows that all
 # of them run; `BENCH_FLAGS=--save` keeps their results.
-BENCHMARKS := attention exchange end_to_end scaling sweep ring_peer capacity driver start rounding memory serving gpu
+BENCHMARKS := attention exchange end_to_end scaling sweep ring_peer capacity driver start rounding memory serving gpu honest
 BENCH_FLAGS ?=
 
 .DEFAULT_GOAL := test

@@ -14,12 +14,13 @@ from typing import Any
 from heddle.cli.flags import add_engine_flags, add_layout_flags, command_parser, engine_arguments
 from heddle.cli.output import Output
 from heddle.cli.parser import CommandParser
+from heddle.cli.summaries import SUMMARIES
 from heddle.cli.values import integer, size
 from heddle.config import EngineConfig
 from heddle.engine.args import engine_config
 from heddle.errors import ConfigError
 
-SUMMARY = "time a model on a layout (latency, throughput, ...), or a server (serve)"
+SUMMARY = SUMMARIES["bench"]
 SUBJECTS = ("latency", "throughput", "attention", "exchange", "step")
 SERVE = "serve"
 """A command of its own (`heddle.cli.bench_serve`), since what it times runs elsewhere."""

@@ -25,13 +25,14 @@ from heddle.cli.bench_serve_flags import add_flags, check_load, read_report
 from heddle.cli.flags import command_parser
 from heddle.cli.output import Output
 from heddle.cli.parser import CommandParser, normalise
+from heddle.cli.summaries import SUMMARIES
 from heddle.errors import ConfigError, counted
 
 if TYPE_CHECKING:
     from heddle.bench.http_load_prompts import Prompt
     from heddle.bench.serving_report import RequestRecord
 
-SUMMARY = "time the answers of a server to a load of random prompts"
+SUMMARY = SUMMARIES["bench serve"]
 MAX_TOLD_ERRORS = 5
 PROGRESS_SECONDS = 10.0
 

@@ -17,6 +17,7 @@ from heddle.cli.flags import add_engine_flags, add_layout_flags, command_parser,
 from heddle.cli.output import Output
 from heddle.cli.parser import CommandParser
 from heddle.cli.remote import is_url, refuse_engine_flags
+from heddle.cli.summaries import SUMMARIES
 from heddle.cli.values import integer, number, size
 from heddle.config import SamplingParams
 from heddle.engine.args import engine_config
@@ -25,7 +26,7 @@ from heddle.errors import ConfigError
 if TYPE_CHECKING:
     from heddle.cli.chat_partners import Partner
 
-SUMMARY = "talk with a model, here or on a server"
+SUMMARY = SUMMARIES["chat"]
 SAMPLING: Mapping[str, tuple[Callable[[str], Any], str]] = {
     "max_tokens": (size, "most tokens of an answer; absent: all the room"),
     "temperature": (number, "0 takes the most likely token"),

@@ -27,6 +27,7 @@ from heddle.cli.flags import (
 from heddle.cli.output import Output, Table
 from heddle.cli.parser import CommandParser
 from heddle.cli.quantities import quantity
+from heddle.cli.summaries import SUMMARIES
 from heddle.config.link_costs import LinkCosts
 from heddle.engine.args import engine_config
 from heddle.engine.measured_costs import costs_path, store_costs
@@ -46,7 +47,7 @@ _COST_UNITS = {
     "flops": "flops",
     "memory": "bytes_per_second",
 }
-SUMMARY = "print machine, versions and measured costs; or what a MODEL would need here"
+SUMMARY = SUMMARIES["doctor"]
 
 
 def create_parser(environment: Mapping[str, str], output: Output) -> CommandParser:
@@ -94,6 +95,11 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     from heddle.cli.checkup import examine  # imports torch
 
     document = examine()
+    if arguments.calibrate is not None:
+        from heddle.cli.checkup_steps import measure_steps
+
+        output.say("steps of made-up models are timed, on one rank and on two; about a minute")
+        document["steps"] = measure_steps()
     for link, costs in document["costs"].items():
         keep(link, LinkCosts(**costs), output)
     if arguments.calibrate is not None:
@@ -199,7 +205,19 @@ def tables(document: dict[str, Any]) -> list[Table]:
         columns = list(document[key][0]) if document[key] else ["none"]
         rows = [[quantity(name, value) for name, value in row.items()] for row in document[key]]
         found.append(Table(title=key, columns=columns, rows=rows))
+    if "steps" in document:
+        found.append(_steps_table(document["steps"]))
     return found
+
+
+def _steps_table(steps: Mapping[str, Mapping[str, float]]) -> Table:
+    """Seconds by step and layout; `-` where a layout does not run it."""
+    names = list(dict.fromkeys(name for found in steps.values() for name in found))
+    rows = [
+        [name, *(quantity("seconds", f[name]) if name in f else "-" for f in steps.values())]
+        for name in names
+    ]
+    return Table(title="steps of made-up models", columns=["step", *steps], rows=rows)
 
 
 def _quantities(facts: Mapping[str, Any]) -> list[tuple[str, Any]]:

@@ -11,20 +11,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from heddle.cli.flags import add_engine_flags, add_layout_flags, command_parser, engine_arguments
-from heddle.cli.layout_object import degrees_text, layout_object
 from heddle.cli.output import Output
 from heddle.cli.parser import CommandParser
+from heddle.cli.summaries import SUMMARIES
 from heddle.cli.values import integer, number, size
 from heddle.config import EngineConfig, ResolvedConfig, SamplingParams
 from heddle.engine.args import engine_config
 from heddle.engine.executors.launch_info import LaunchInfo
 from heddle.engine.machine import serve_launched_rank
 from heddle.errors import ConfigError
+from heddle.layout.layout_object import degrees_text, layout_object
 
 if TYPE_CHECKING:
     from heddle.engine.outputs import RequestOutput
 
-SUMMARY = "complete a prompt and print the text"
+SUMMARY = SUMMARIES["generate"]
 SAMPLING_FIELDS = (
     "max_tokens",
     "min_tokens",

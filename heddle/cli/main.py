@@ -13,18 +13,21 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import errno
 import importlib
 import os
 import re
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Protocol
 
 from heddle.cli.hide import hide_keys
 from heddle.cli.output import Output
 from heddle.cli.parser import CommandParser, is_switched_on
+from heddle.cli.summaries import SUMMARIES
 from heddle.errors import (
     ConfigError,
     HeddleError,
@@ -34,21 +37,12 @@ from heddle.errors import (
     UnsupportedError,
 )
 
-COMMANDS = (
-    "serve",
-    "generate",
-    "chat",
-    "run-batch",
-    "show",
-    "plan",
-    "verify",
-    "doctor",
-    "bench",
-    "warmup",
-)
-NESTED = ("bench serve",)
+COMMANDS = tuple(name for name in SUMMARIES if " " not in name)
+NESTED = tuple(name for name in SUMMARIES if " " in name)
 """Commands of two words; the first is a command too."""
 MENDABLE = (ConfigError, ModelFileError, RequestError, UnsupportedError)
+REFUSALS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
+"""What a system says of a disk that is full, and of files that are closed to us."""
 
 
 class Command(Protocol):
@@ -124,7 +118,7 @@ def _find(name: str) -> Command:
 
 def _overview() -> str:
     lines = ["usage: heddle COMMAND ... [--json]", "", "commands:"]
-    lines += [f"  {name:<11}{_find(name).SUMMARY}" for name in COMMANDS]
+    lines += [f"  {name:<11}{SUMMARIES[name]}" for name in COMMANDS]
     lines += [
         "",
         "heddle COMMAND --help lists its flags; heddle --version prints the version.",
@@ -137,14 +131,24 @@ def _report(error: Exception, output: Output, *, with_traceback: bool) -> int:
     """One clear message, never a traceback unless asked for."""
     if with_traceback:
         output.say("".join(traceback.format_exception(error)).rstrip())
-    known = isinstance(error, HeddleError)
-    message = str(error) if known else f"{type(error).__name__}: {error}"
-    output.say(f"error: {message}")
-    if not known and not with_traceback:
-        output.say("this is a fault of heddle; --debug shows where it happened")
+    if isinstance(error, HeddleError):
+        output.say(f"error: {error}")
+    elif isinstance(error, OSError) and error.errno in REFUSALS:
+        output.say(f"error: {_refusal(error)}")
+    else:
+        output.say(f"error: {type(error).__name__}: {error}")
+        if not with_traceback:
+            output.say("this is a fault of heddle; --debug shows where it happened")
     if output.as_json:
-        output.document({"error": describe(error)})
+        with suppress(OSError):  # what failed may have been stdout
+            output.document({"error": describe(error)})
     return 2 if isinstance(error, MENDABLE) else 1
+
+
+def _refusal(error: OSError) -> str:
+    """What the system did not let us do, in words."""
+    place = "a file, a socket or the output" if error.filename is None else error.filename
+    return f"{place} cannot be used: {error.strerror}; see its permissions and the room on its disk"
 
 
 def describe(error: Exception) -> dict[str, Any]:

@@ -14,12 +14,12 @@ from typing import Any, TypeVar
 
 import psutil
 
-from heddle.cli.layout_object import layout_object
 from heddle.config import EngineConfig, ModelConfig, ResolvedConfig
 from heddle.engine.capacity import Capacity
 from heddle.engine.machine import resolve_here
 from heddle.engine.tokenizer import Tokenizer, load_tokenizer
 from heddle.errors import ConfigError, ModelFileError, TopologyError, UnsupportedError
+from heddle.layout.layout_object import layout_object
 from heddle.models.config_fields import Fields, read_json_object
 from heddle.models.config_json import load_model_config
 from heddle.models.config_quantization import named_method

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from heddle.cli.layout_object import degrees_text
 from heddle.cli.output import Cell, Table
 from heddle.cli.quantities import quantity
 from heddle.cli.show_tables import runs_text
+from heddle.layout.layout_object import degrees_text
 
 
 def tables(document: dict[str, Any]) -> list[Table]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from heddle.cli.flags import ENGINE_FLAGS, add_layout_flags, command_parser, layout_config
 from heddle.cli.output import Output
 from heddle.cli.parser import CommandParser
+from heddle.cli.summaries import SUMMARIES
 from heddle.cli.values import integer, number, size
 from heddle.errors import ModelFileError
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from heddle.planner.trace import TraceSummary
     from heddle.planner.workload import Workload
 
-SUMMARY = "print which layouts fit a model and devices, how fast they would be, and why"
+SUMMARY = SUMMARIES["plan"]
 ENGINE_FIELDS = (
     "max_model_len",
     "kv_cache_memory_bytes",
@@ -68,7 +69,12 @@ _FLAGS: dict[str, dict[str, Any]] = {
         "metavar": "FILE",
         "help": "figures that replace those of the sheet, as a JSON object of the same form",
     },
-    "--devices": {"type": integer, "default": 1, "metavar": "N", "help": "how many there are"},
+    "--devices": {
+        "type": integer,
+        "default": 1,
+        "metavar": "N",
+        "help": "how many there are; of a processor: cores, of which a rank may take several",
+    },
     "--prompt-len": {
         "type": size,
         "metavar": "TOKENS",
@@ -94,8 +100,12 @@ _FLAGS: dict[str, dict[str, Any]] = {
         "metavar": "FILE",
         "help": "lengths of requests: Mooncake JSONL, Azure CSV, or prompt_len and output_len",
     },
-    "--ttft": {"type": number, "metavar": "SECONDS", "help": "to the first token, to be kept"},
-    "--tpot": {"type": number, "metavar": "SECONDS", "help": "between tokens, to be kept"},
+    "--ttft": {
+        "type": number,
+        "metavar": "SECONDS",
+        "help": "seconds to the first token, to be kept",
+    },
+    "--tpot": {"type": number, "metavar": "SECONDS", "help": "seconds between tokens, to be kept"},
 }
 
 
@@ -140,19 +150,35 @@ def question(
     arguments: argparse.Namespace,
 ) -> tuple[Settings, Workload, list[Any]]:
     """What was asked, resolved."""
-    from heddle.config import CacheConfig, SchedulerConfig
-    from heddle.planner.settings import Settings
-
     sheet = find_sheet(arguments.device, arguments.device_file)
     model, path = find_model(arguments.model, arguments.hf_overrides)
     window = arguments.max_model_len or model.max_position_embeddings
     load, trace = workload(arguments, window)
+    settings = settings_of(arguments, sheet, model, path, num_seqs=load.concurrency)
+    return settings, load, trace
+
+
+def settings_of(
+    arguments: argparse.Namespace, sheet: Sheet, model: ModelConfig, path: str, num_seqs: int = 0
+) -> Settings:
+    """What all layouts of a question have in common.
+
+    Args:
+        arguments: with the flags of `ENGINE_FIELDS`, and the number of devices.
+        sheet: of the devices.
+        model: its shape.
+        path: its place on this machine; empty: of the catalogue.
+        num_seqs: that are to run at once, unless a flag says how many may.
+    """
+    from heddle.config import CacheConfig, SchedulerConfig
+    from heddle.planner.settings import Settings
+
     scheduler = SchedulerConfig(
         max_num_batched_tokens=_given(
             arguments, "max_num_batched_tokens", _CHUNKS.get(sheet.kind, _CHUNK)
         ),
         max_num_seqs=_given(
-            arguments, "max_num_seqs", max(SchedulerConfig().max_num_seqs, load.concurrency)
+            arguments, "max_num_seqs", max(SchedulerConfig().max_num_seqs, num_seqs)
         ),
     )
     cache = CacheConfig(
@@ -160,7 +186,7 @@ def question(
         kv_cache_dtype=arguments.kv_cache_dtype,
         kv_cache_memory_bytes=arguments.kv_cache_memory_bytes,
     )
-    settings = Settings(
+    return Settings(
         model=model,
         model_name=arguments.model,
         model_path=path,
@@ -172,7 +198,6 @@ def question(
         max_model_len=arguments.max_model_len,
         chunk_per_pcp_rank="max_num_batched_tokens" not in arguments.parser.origins,
     )
-    return settings, load, trace
 
 
 def find_sheet(device: str, override: str | None) -> Sheet:

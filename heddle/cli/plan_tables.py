@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from heddle.cli.layout_object import degrees_text
 from heddle.cli.output import Output, Table
 from heddle.cli.show_tables import wrapped
+from heddle.layout.layout_object import degrees_text
 
 _OTHERS = 6
 """Layouts beside the recommended ones that are shown to people."""
@@ -23,6 +23,8 @@ _PARTS = (
     ("free", "headroom"),
     ("device", "device"),
 )
+_LEAST = {"replicated_weights": 10_000_000}
+"""Bytes below which a row says nothing."""
 
 
 def print_plan(document: Mapping[str, Any], output: Output) -> None:
@@ -52,7 +54,16 @@ def tables(document: Mapping[str, Any]) -> Iterator[Table]:
     if chosen:
         yield Table(
             title="recommended",
-            columns=["layout", "for", "first token s", "gap ms", "tokens/s", "KV tokens", "fit"],
+            columns=[
+                "layout",
+                "for",
+                "chunk",
+                "first token s",
+                "gap ms",
+                "tokens/s",
+                "KV tokens",
+                "fit",
+            ],
             rows=[_recommended(entry, document) for entry in chosen],
         )
         yield _memory(document)
@@ -60,7 +71,7 @@ def tables(document: Mapping[str, Any]) -> Iterator[Table]:
     if others:
         yield Table(
             title=f"the next of {len(document['candidates'])} that fit",
-            columns=["layout", "first token s", "gap ms", "tokens/s", "KV tokens", "fit"],
+            columns=["layout", "chunk", "first token s", "gap ms", "tokens/s", "KV tokens", "fit"],
             rows=others,
         )
     if document["refused"]:
@@ -76,11 +87,11 @@ def lines(document: Mapping[str, Any]) -> Iterator[str]:
         )
     for entry in document["recommended"]:
         yield f"{_layout(entry['layout'])}, for {', '.join(entry['roles'])}:"
-        yield from wrapped(entry["why"])
+        yield from wrapped([*entry["why"], *entry["ties"]])
         yield from wrapped([f"rules out {what}" for what in entry["rules_out"]])
         yield from wrapped(map(_step, entry["traffic"]))
         yield from wrapped(_targets(entry, document["workload"]))
-        yield f"  heddle serve {name} {entry['flags']}"
+        yield f"heddle serve {name} {entry['flags']}"
     yield from wrapped(map(_break_even, document["break_even"]))
     yield from wrapped(document["notes"])
 
@@ -122,6 +133,7 @@ def _recommended(entry: Mapping[str, Any], document: Mapping[str, Any]) -> list[
     return [
         _layout(entry["layout"]),
         ", ".join(entry["roles"]),
+        f"{candidate['chunk']:,}",
         f"{_figure(found['ttft'])} ({_band(bands['ttft'])})",
         f"{_figure(found['tpot'] * 1e3)} ({_band([1e3 * end for end in bands['tpot']])})",
         f"{found['tok_s']:,.0f} ({bands['tok_s'][0]:,.0f} to {bands['tok_s'][1]:,.0f})",
@@ -136,7 +148,7 @@ def _memory(document: Mapping[str, Any]) -> Table:
     rows = [
         [name, *(f"{sheet[key] / 1e9:.2f}" for sheet in sheets)]
         for name, key in _PARTS
-        if any(sheet[key] for sheet in sheets)
+        if any(sheet[key] >= _LEAST.get(key, 1) for sheet in sheets)
     ]
     rows.append(["KB of KV per token", *(f"{sheet['token'] / 1e3:.1f}" for sheet in sheets)])
     return Table(
@@ -151,6 +163,7 @@ def _others(document: Mapping[str, Any]) -> list[list[str]]:
     rest = [
         candidate for index, candidate in enumerate(document["candidates"]) if index not in chosen
     ]
+    rest.sort(key=lambda candidate: not candidate["is_finalist"])  # priced as those above
     return [_other(candidate) for candidate in rest[:_OTHERS]]
 
 
@@ -164,7 +177,8 @@ def _other(candidate: Mapping[str, Any]) -> list[str]:
             f"{found['tok_s']:,.0f}",
         ]
     tokens, fitting = candidate["tokens_total"], candidate["concurrency"]
-    return [_layout(candidate["layout"]), *speeds, f"{tokens:,}", f"{fitting:,}"]
+    chunk = f"{candidate['chunk']:,}"
+    return [_layout(candidate["layout"]), chunk, *speeds, f"{tokens:,}", f"{fitting:,}"]
 
 
 def _refused(refused: Sequence[Mapping[str, Any]]) -> Table:

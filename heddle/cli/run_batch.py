@@ -18,11 +18,12 @@ from heddle.cli.output import Output
 from heddle.cli.parser import CommandParser
 from heddle.cli.remote import is_url, refuse_engine_flags
 from heddle.cli.run_batch_files import BatchLine, BatchOutput, read_batch
+from heddle.cli.summaries import SUMMARIES
 from heddle.cli.values import integer
 from heddle.engine.args import engine_config
 from heddle.errors import ConfigError, RankFailed, counted, quoted
 
-SUMMARY = "answer a file of requests (OpenAI's batch format)"
+SUMMARY = SUMMARIES["run-batch"]
 PROGRESS_SECONDS = 10.0
 
 

@@ -15,21 +15,22 @@ from heddle.cli.flags import (
     command_parser,
     engine_arguments,
 )
-from heddle.cli.layout_object import layout_object
 from heddle.cli.output import Output, Table
 from heddle.cli.parser import CommandParser
 from heddle.cli.server_flags import add_server_flags, server_config
+from heddle.cli.summaries import SUMMARIES
 from heddle.engine.args import engine_config
 from heddle.engine.executors.launch_info import LaunchInfo
 from heddle.engine.machine import serve_launched_rank
 from heddle.errors import ConfigError
+from heddle.layout.layout_object import layout_object
 from heddle.server.config import SECRETS
 
 if TYPE_CHECKING:
     from heddle.server.serving import Serving
 
 UNSHOWN = frozenset(("help", "json", "debug", "model", "config", "print_config"))
-SUMMARY = "serve a model over HTTP, as OpenAI's API"
+SUMMARY = SUMMARIES["serve"]
 
 
 def create_parser(environment: Mapping[str, str], output: Output) -> CommandParser:

@@ -8,18 +8,19 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from heddle.cli.flags import add_engine_flags, add_layout_flags, command_parser, engine_arguments
-from heddle.cli.layout_object import degrees_text
 from heddle.cli.output import Output, Table
 from heddle.cli.parser import CommandParser
+from heddle.cli.summaries import SUMMARIES
 from heddle.cli.values import integer, size
 from heddle.config import EngineConfig, ModelConfig
 from heddle.errors import ConfigError
+from heddle.layout.layout_object import degrees_text
 
 if TYPE_CHECKING:
     from heddle.verify.tasks import Task
     from heddle.verify.trials import Trial
 
-SUMMARY = "compare layouts with one rank: same tokens, same logits"
+SUMMARY = SUMMARIES["verify"]
 DEGREES = ("tp", "pcp", "dcp")
 TASKS = ("perplexity", "passkey")
 OUTER_DEGREES = ("pp", "dp")

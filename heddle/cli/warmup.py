@@ -13,12 +13,13 @@ from typing import Any
 from heddle.cli.flags import add_engine_flags, add_layout_flags, command_parser, engine_arguments
 from heddle.cli.output import Output, Table
 from heddle.cli.parser import CommandParser
+from heddle.cli.summaries import SUMMARIES
 from heddle.config import ResolvedConfig
 from heddle.engine.args import engine_config
 from heddle.engine.machine import resolve_here
 from heddle.kernels.warmup import compile_here, operations
 
-SUMMARY = "compile the kernels that a MODEL will use here"
+SUMMARY = SUMMARIES["warmup"]
 
 
 def create_parser(environment: Mapping[str, str], output: Output) -> CommandParser:

@@ -12,8 +12,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import numpy as np
-
 
 @dataclass(frozen=True, slots=True)
 class Visibility:
@@ -49,7 +47,7 @@ class Visibility:
         """
         if self.kind == "window":
             first = position + 1 - self.size
-            return np.maximum(first, 0) if isinstance(first, np.ndarray) else max(first, 0)
+            return max(first, 0) if isinstance(first, int) else first.clip(min=0)
         if self.kind == "chunk":
             return position // self.size * self.size
         return position * 0
@@ -63,9 +61,9 @@ class Visibility:
             (0, 1, 2)
         """
         start = self.start(position)
-        if isinstance(start, np.ndarray):
-            return np.minimum(start, self.num_first)
-        return min(start, self.num_first)
+        if isinstance(start, int):
+            return min(start, self.num_first)
+        return start.clip(max=self.num_first)
 
     def needed_from(self, position: int) -> int:
         """First key, past the first tokens, that any query at `position` or later can see.

@@ -18,6 +18,7 @@ import msgspec
 
 from heddle.config.engine import ResolvedConfig
 from heddle.errors import ConfigError
+from heddle.layout.layout_object import layout_object
 from heddle.step.batch import RankReply
 from heddle.step.call_words import (
     CHOSEN,
@@ -132,19 +133,9 @@ class TraceFile:
 
     def _headers(self) -> Iterator[Mapping[str, Any]]:
         resolved, mesh = self._resolved, self._topology.mesh
-        parallel = resolved.parallel
-        layout = {
-            "tp": parallel.tensor_parallel_size,
-            "pcp": parallel.prefill_context_parallel_size,
-            "dcp": parallel.decode_context_parallel_size,
-            "pp": parallel.pipeline_parallel_size,
-            "dp": parallel.data_parallel_size,
-            "interleave": parallel.kv_interleave_size,
-            "block_size": resolved.cache.block_size,
-            "exchange": parallel.dcp_comm_backend,
-            "executor": resolved.executor,
-            "world_size": parallel.world_size,
-        }
+        layout = layout_object(
+            resolved.parallel, block_size=resolved.cache.block_size, executor=resolved.executor
+        )
         about = {"layout": layout, "num_layers": resolved.model.num_layers}
         yield _meta("heddle", mesh.world_size, about)
         yield _meta("process_name", mesh.world_size, {"name": "driver"})

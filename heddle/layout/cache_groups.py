@@ -86,8 +86,8 @@ def page_layers(counts: list[int]) -> int:
         >>> page_layers([4, 22]), page_layers([12, 12]), page_layers([30]), page_layers([1, 30])
         (4, 12, 30, 5)
     """
-    if not counts:
-        return 0
+    if len(counts) < 2:
+        return sum(counts)
 
     def groups(size: int) -> int:
         return sum(-(-count // size) for count in counts)

@@ -4,24 +4,30 @@
     throughput     the most output tokens a second
     room           the most tokens in the pools, among layouts whose gap is at most twice the best
 
-Only layouts that serve as many of the requests at once as any are looked at, and of them those that
-keep the targets, where some do. What a layout rules out is said in
-words: lengths, concurrency, and what a later change would cost.
+Only finalists are looked at: layouts that serve as many of the requests at once as any, and of them
+those that keep the targets, where some do. The ranges of a sheet move all layouts together, so two
+layouts are compared at the same end: one is ahead if it is, by a tenth and more, at both ends and
+in the middle. Where none is ahead the simpler layout is named, and it is said.
+
+What a layout rules out is said in words: lengths, concurrency, and what a later change would cost.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from heddle.config import ParallelConfig
 from heddle.planner.batches import Rows
 from heddle.planner.cost import CostModel
+from heddle.planner.devices import EDGES, Edge
 from heddle.planner.memory import PlannedEngine
 from heddle.planner.search import Candidate, degree_flags
 from heddle.planner.workload import Prediction, Workload, keeps
 
 _SLACK = 2.0
+_APART = 1.1
+"""Ratio from which on one of two figures is ahead."""
 _CHUNKS = tuple(1 << power for power in range(4, 15))
 
 
@@ -32,47 +38,80 @@ class Advice:
     roles: tuple[str, ...]
     """What it is best at."""
     candidate: Candidate
+    ties: tuple[str, ...] = ()
+    """Layouts that are predicted a little ahead and are less simple, in words."""
 
 
 def recommend(candidates: Sequence[Candidate], load: Workload) -> list[Advice]:
-    """Up to three layouts, each best at something.
+    """Up to three layouts, each best at something, as far as can be told.
 
     Args:
-        candidates: of a search.
+        candidates: of a search; those without ends are no finalists.
         load: with its targets; where no layout keeps them, all are looked at.
     """
-    serving = [(each, each.prediction) for each in candidates if each.prediction is not None]
+    serving = [(each, each.prediction) for each in candidates if each.prediction and each.ends]
     most = max((found.concurrency for _, found in serving), default=0)
     whole = [pair for pair in serving if pair[1].concurrency == most]
     keeping = [pair for pair in whole if keeps(pair[1], load)] or whole
     if not keeping:
         return []
     best_gap = min(found.tpot for _, found in keeping)
-    near = [pair for pair in keeping if pair[1].tpot <= _SLACK * best_gap]
-    chosen: dict[int, tuple[Candidate, list[str]]] = {}
-    for role, pairs, key in (
-        ("first token", keeping, _first_token),
-        ("throughput", keeping, _throughput),
-        ("room", near, _room),
-    ):
-        best, _ = min(pairs, key=key)
-        chosen.setdefault(id(best), (best, []))[1].append(role)
-    return [Advice(roles=tuple(roles), candidate=best) for best, roles in chosen.values()]
+    near = [each for each, found in keeping if found.tpot <= _SLACK * best_gap]
+    all_of_them = [each for each, _ in keeping]
+    chosen: dict[int, tuple[Candidate, list[str], list[str]]] = {}
+    for role, among in (("first token", all_of_them), ("throughput", all_of_them), ("room", near)):
+        best = min(among, key=lambda each: (_ROLES[role](each, "mid"), _simplicity(each)))
+        named = min((each for each in among if not is_ahead(best, each, role)), key=_simplicity)
+        _, roles, ties = chosen.setdefault(id(named), (named, [], []))
+        roles.append(role)
+        if named is not best:
+            ties.append(_tie(best, named, role))
+    return [
+        Advice(roles=tuple(roles), candidate=named, ties=tuple(ties))
+        for named, roles, ties in chosen.values()
+    ]
 
 
-_Pair = tuple[Candidate, Prediction]
+_ROLES: dict[str, Callable[[Candidate, Edge], float]] = {
+    "first token": lambda each, edge: each.ends[edge].ttft,
+    "throughput": lambda each, edge: 1 / each.ends[edge].tok_s,
+    "room": lambda each, _: 1 / max(each.engine.room.tokens_total, 1),
+}
+"""What is to be small."""
 
 
-def _first_token(pair: _Pair) -> tuple[float, float]:
-    return pair[1].ttft, -pair[1].tok_s
+def is_ahead(one: Candidate, other: Candidate, role: str) -> bool:
+    """One finalist is better than another by so much that it can be told.
+
+    Args:
+        one, other: finalists.
+        role: a name of `_ROLES`.
+    """
+    value = _ROLES[role]
+    return all(value(other, edge) >= _APART * value(one, edge) for edge in EDGES)
 
 
-def _throughput(pair: _Pair) -> tuple[float, float]:
-    return -pair[1].tok_s, pair[1].ttft
+def _simplicity(candidate: Candidate) -> tuple[float, ...]:
+    """Axes that are split, ranks of a replica, and how far each is split; small is simple."""
+    each = candidate.parallel
+    sizes = (
+        each.tensor_parallel_size,
+        each.prefill_context_parallel_size,
+        each.decode_context_parallel_size,
+        each.pipeline_parallel_size,
+    )
+    axes = sum(size > 1 for size in sizes) + each.enable_expert_parallel
+    ranks = each.world_size // each.data_parallel_size
+    return axes, ranks, *sizes[1:]
 
 
-def _room(pair: _Pair) -> tuple[float, float]:
-    return -pair[0].engine.room.tokens_total, -pair[1].tok_s
+def _tie(best: Candidate, named: Candidate, role: str) -> str:
+    value = _ROLES[role]
+    by = value(named, "mid") / value(best, "mid") - 1
+    return (
+        f"{degree_flags(best.parallel)} is predicted {by:.0%} ahead for {role}, which is less than "
+        "can be told at every end of the ranges: the simpler layout is named"
+    )
 
 
 def flags_of(engine: PlannedEngine) -> str:
@@ -167,8 +206,8 @@ def _shape_limits(parallel: ParallelConfig, engine: PlannedEngine) -> list[str]:
     pcp, dcp = parallel.prefill_context_parallel_size, parallel.decode_context_parallel_size
     if pcp > 1:
         lines.append(
-            f"a gain for prompts below {2 * pcp} rows, or of decode rows: they are copied to, or "
-            f"dealt over, {pcp} ranks"
+            f"a split of prompts below {2 * pcp} rows and of decode rows: {pcp} ranks compute "
+            "copies, or some of them; from where on a split pays is said below"
         )
     if dcp > 1:
         lines.append(

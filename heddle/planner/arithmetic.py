@@ -48,9 +48,10 @@ class Work:
     def __mul__(self, factor: float) -> Work:
         return Work(self.operations * factor, self.read_bytes * factor)
 
-    def seconds(self, flops: float, memory: float) -> float:
-        """Bound by arithmetic or by reading, whichever is slower."""
-        return max(self.operations / flops, self.read_bytes / memory)
+    def seconds(self, flops: float, memory: float, serial_share: float = 0.0) -> float:
+        """Arithmetic or reading, whichever is slower, and the share of the other that shows."""
+        parts = self.operations / flops, self.read_bytes / memory
+        return max(parts) + serial_share * min(parts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@
     DCP    the fewest resident tokens (context x sequences) with which a decode step is shorter
            with the KV split
 
+Both layouts work in chunks of as many rows, so that a line tells of layouts and of nothing else.
 Each line is drawn with the middle of the sheet's ranges and with both ends. Public results disagree
 by hardware for that reason: a line moves with the price of a call.
 """
@@ -100,16 +101,19 @@ def _line(
     gain: Callable[[CostModel, CostModel, int], float],
     num_sequences: int = 1,
 ) -> list[Line]:
-    """The line against another layout; none where that is refused or does not fit."""
+    """The line against another layout, in chunks of as many rows; none where that is refused or
+    does not fit.
+    """
+    alike = replace(engine.settings, scheduler=engine.resolved.scheduler, chunk_per_pcp_rank=False)
     try:
-        against = plan_engine(engine.settings, other)
+        against = plan_engine(alike, other)
     except ConfigError:
         return []
+    here, there = CostModel(engine), CostModel(against)
     found: dict[Edge, float | None] = {}
     for edge in EDGES:
-        here, there = CostModel(engine, edge), CostModel(against, edge)
         found[edge] = first_above_zero(
-            partial(gain, here, there),
+            partial(gain, here.at(edge), there.at(edge)),
             _SHORTEST * num_sequences,
             engine.room.window * num_sequences,
         )

@@ -59,6 +59,29 @@ class Link(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return LinkRates(self.alpha.at(opposite[edge]), self.beta.at(edge))
 
 
+class Team(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A rank of several cores: what it gets done beside as many ranks of one core, as shares; and
+    what a layer and a step take it.
+    """
+
+    cores: int
+    """With which it was measured; between one and so many, shares fall evenly."""
+    matrix: Figure
+    attention: Figure
+    memory: Figure
+    cache: Figure
+    layer_seconds: Figure
+    step_seconds: Figure
+
+    def __post_init__(self) -> None:
+        if self.cores < 2:
+            raise ValueError("a team has at least two cores")
+
+    def share(self, figure: Figure, cores: int, edge: Edge) -> float:
+        """Of a rate, for a rank of so many cores."""
+        return float(figure.at(edge) ** (min(cores - 1, self.cores - 1) / (self.cores - 1)))
+
+
 class Sheet(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One kind of device."""
 
@@ -85,11 +108,22 @@ class Sheet(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Of a step that computes nothing: scheduling, messages, sampling."""
     layer_seconds: Figure
     """Of a layer that computes nothing: launches and small operations."""
+    cache_efficiency: Figure | None = None
+    """Of reading keys and values; None: as of reading weights."""
+    team: Team | None = None
+    """None: cores of a rank add up."""
+    serial_share: Figure | None = None
+    """Of the shorter of reading and arithmetic in a product: what comes on top of the longer. None:
+    all of it hides.
+    """
     is_measured: bool = False
     """Every rate was measured on the machine that is planned for."""
 
     def __post_init__(self) -> None:
         figures = [getattr(self, name) for name in _POSITIVE]
+        figures += [] if self.cache_efficiency is None else [self.cache_efficiency]
+        figures += [] if self.serial_share is None else [self.serial_share]
+        figures += [] if self.team is None else [getattr(self.team, name) for name in _OF_TEAM]
         figures += [*self.flops.values()]
         figures += [figure for link in (self.inside, self.between) for figure in _of(link)]
         for figure in figures:
@@ -119,21 +153,31 @@ class Sheet(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
                 f"dtype={dtype} is not on the sheet of {self.name}; legal here: "
                 f"{', '.join(self.flops)} (nearest: {self.dtype})"
             )
-        peak = self.flops[dtype].at(edge) * devices_per_rank
+        team = self.team if devices_per_rank > 1 else None
+        slow = _OPPOSITE[edge]
+
+        def of_rank(rate: float, name: str) -> float:
+            share = 1.0 if team is None else team.share(getattr(team, name), devices_per_rank, edge)
+            return rate * devices_per_rank * share
+
+        peak, read = self.flops[dtype].at(edge), self.memory_bandwidth.at(edge)
+        cache = self.cache_efficiency or self.memory_efficiency
+        overheads = self if team is None else team
         return Rates(
-            flops=peak * self.matrix_efficiency.at(edge),
-            attention_flops=peak * self.attention_efficiency.at(edge),
-            memory=self.memory_bandwidth.at(edge)
-            * self.memory_efficiency.at(edge)
-            * devices_per_rank,
+            flops=of_rank(peak * self.matrix_efficiency.at(edge), "matrix"),
+            attention_flops=of_rank(peak * self.attention_efficiency.at(edge), "attention"),
+            memory=of_rank(read * self.memory_efficiency.at(edge), "memory"),
+            cache=of_rank(read * cache.at(edge), "cache"),
+            serial_share=0.0 if self.serial_share is None else self.serial_share.at(slow),
             inside=self.inside.at(edge),
             between=self.between.at(edge),
-            step_seconds=self.step_seconds.at(_OPPOSITE[edge]),
-            layer_seconds=self.layer_seconds.at(_OPPOSITE[edge]),
+            step_seconds=overheads.step_seconds.at(slow),
+            layer_seconds=overheads.layer_seconds.at(slow),
             devices_per_host=self.devices_per_host,
         )
 
 
+_OF_TEAM = ("matrix", "attention", "memory", "cache", "layer_seconds", "step_seconds")
 _POSITIVE = (
     "memory_bytes",
     "reserve_bytes",
@@ -167,7 +211,11 @@ class Rates:
     """Of dense layers, a second."""
     attention_flops: float
     memory: float
-    """Bytes read a second."""
+    """Bytes of weights read a second."""
+    cache: float
+    """Bytes of keys, values and states read a second."""
+    serial_share: float
+    """Of the shorter of reading and arithmetic, that does not hide under the longer."""
     inside: LinkRates
     between: LinkRates
     step_seconds: float
@@ -233,7 +281,7 @@ def replace_figures(sheet: Sheet, path: Path) -> Sheet:
         changes = msgspec.json.decode(_read(path, name))
         if not isinstance(changes, dict):
             raise ValueError("it is not a JSON object")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{name} is not legal: {error}") from error
     merged = _merged(msgspec.to_builtins(sheet), changes)
     return _decode(msgspec.json.encode(merged), name)
@@ -272,5 +320,5 @@ def _read(path: Path, name: str) -> bytes:
 def _decode(content: bytes, name: str) -> Sheet:
     try:
         return msgspec.json.decode(content, type=Sheet)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{name} is not a sheet: {error}") from error

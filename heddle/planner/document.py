@@ -5,11 +5,12 @@ Seconds are `ttft`, `tpot`, `gap`, `decode`; rates are tokens a second; memory i
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
 from heddle.config import ModelConfig, ParallelConfig
+from heddle.layout.layout_object import layout_object
 from heddle.planner.advise import (
     Advice,
     flags_of,
@@ -27,7 +28,7 @@ from heddle.planner.search import Candidate, Found, degree_flags
 from heddle.planner.settings import Settings
 from heddle.planner.trace import TracedRequest, repeated_share, summarise
 from heddle.planner.traffic import members_of
-from heddle.planner.workload import Prediction, Workload, banded, goodput
+from heddle.planner.workload import Workload, bands_of, goodput
 
 
 def describe(
@@ -45,11 +46,9 @@ def describe(
     recommended = []
     for entry in recommend(candidates, load):
         place = next(i for i, each in enumerate(candidates) if each is entry.candidate)
-        # What a search compares with a few steps is priced with more of them where it is shown.
-        prediction, bands = banded(entry.candidate.engine, load)
-        candidates[place] = _refined(entry.candidate, prediction, load)
+        candidates[place] = _with_goodput(entry.candidate, load)
         refined = replace(entry, candidate=candidates[place])
-        recommended.append(_recommended(refined, place, bands, load, trace))
+        recommended.append(_recommended(refined, place, load, trace))
     return {
         "model": _model(settings.model, settings.model_name),
         "device": _device(settings),
@@ -74,19 +73,8 @@ def describe(
 
 def layout(parallel: ParallelConfig, block_size: int) -> dict[str, Any]:
     """A layout as data: the keys that all commands print, and whether experts are dealt out."""
-    return {
-        "tp": parallel.tensor_parallel_size,
-        "pcp": parallel.prefill_context_parallel_size,
-        "dcp": parallel.decode_context_parallel_size,
-        "pp": parallel.pipeline_parallel_size,
-        "dp": parallel.data_parallel_size,
-        "interleave": parallel.kv_interleave_size,
-        "block_size": block_size,
-        "exchange": parallel.dcp_comm_backend,
-        "executor": "auto",
-        "world_size": parallel.world_size,
-        "expert_parallel": parallel.enable_expert_parallel,
-    }
+    found = layout_object(parallel, block_size=block_size, executor="auto")
+    return {**found, "expert_parallel": parallel.enable_expert_parallel}
 
 
 def notes(settings: Settings, load: Workload) -> list[str]:
@@ -105,6 +93,18 @@ def notes(settings: Settings, load: Workload) -> list[str]:
         found.append(
             f"ranks of this version compute on processors; figures for {sheet.name} are those of "
             "an engine that reaches the efficiencies of the sheet"
+        )
+    if sheet.kind == "cpu":
+        found.append(
+            f"a device of {sheet.name} is a core with {sheet.memory_bytes.value / 1e9:.3g} GB of "
+            f"memory: {settings.num_devices} make up to {settings.num_devices} ranks, and fewer "
+            "ranks have several threads each; a server without --kv-cache-memory-bytes takes a "
+            "quarter of the memory that is free"
+        )
+    if settings.chunk_per_pcp_rank:
+        found.append(
+            "layouts are compared with the chunks of their flags, which grow with PCP; "
+            "--max-num-batched-tokens gives all of them one"
         )
     if load.cached_share:
         found.append(
@@ -148,10 +148,12 @@ def _candidate(candidate: Candidate, load: Workload) -> dict[str, Any]:
         "devices": candidate.num_devices,
         "memory": memory(engine),
         "predicted": None if found is None else asdict(found),
+        "is_finalist": bool(candidate.ends),
         "tokens_total": room.tokens_total,
         "tokens_per_rank": room.tokens_per_rank,
         "prefix_unit": room.prefix_unit,
         "longest_prompt": room.longest_prompt,
+        "chunk": engine.chunk,
         "window": room.window,
         "concurrency": engine.concurrency(load.num_tokens) if load.num_tokens <= room.window else 0,
         "why": why(candidate, load),
@@ -166,18 +168,17 @@ def memory(engine: PlannedEngine) -> dict[str, Any]:
     return {**asdict(sheet), "total": sheet.total, "headroom": sheet.headroom}
 
 
-def _refined(candidate: Candidate, prediction: Prediction, load: Workload) -> Candidate:
-    """A candidate with its final figures; goodput where there are targets."""
-    if load.ttft is not None or load.tpot is not None:
-        rate = goodput(candidate.engine, load, CostModel(candidate.engine))
-        prediction = replace(prediction, goodput=rate)
-    return replace(candidate, prediction=prediction)
+def _with_goodput(candidate: Candidate, load: Workload) -> Candidate:
+    """A candidate with its rate of good requests, where there are targets."""
+    if candidate.prediction is None or (load.ttft is None and load.tpot is None):
+        return candidate
+    rate = goodput(candidate.engine, load, CostModel(candidate.engine))
+    return replace(candidate, prediction=replace(candidate.prediction, goodput=rate))
 
 
 def _recommended(
     entry: Advice,
     place: int,
-    bands: Mapping[str, tuple[float, float]],
     load: Workload,
     trace: Sequence[TracedRequest],
 ) -> dict[str, Any]:
@@ -188,7 +189,8 @@ def _recommended(
         "roles": list(entry.roles),
         "layout": layout(engine.parallel, engine.resolved.cache.block_size),
         "predicted": asdict(found),
-        "bands": {name: list(band) for name, band in bands.items()},
+        "bands": {name: list(b) for name, b in bands_of(entry.candidate.ends).items()},
+        "ties": list(entry.ties),
         "largest_chunk": None if load.tpot is None else largest_chunk(engine, load, load.tpot),
         "trace": _traced(engine, trace) if trace else None,
         "traffic": traffic(engine, load),

@@ -47,8 +47,11 @@ class MemorySheet:
     """The part of these that every tensor-parallel rank holds alike."""
     activations: int
     exchange: int
+    """Its own part of the memory that ranks of a host share."""
     kv_pool: int
     states: int
+    mapped_exchange: int
+    """With the parts of its peers: they count as its own where a process is looked at."""
     token: int
     """KV of one position on this rank, all layers of its stage together."""
     kv_copies: float
@@ -59,6 +62,11 @@ class MemorySheet:
         """All of it."""
         own = self.reserve + self.weights + self.activations + self.exchange
         return own + self.kv_pool + self.states
+
+    @property
+    def resident(self) -> int:
+        """Size of the process once all of its pool is in use."""
+        return self.total - self.exchange + self.mapped_exchange
 
     @property
     def headroom(self) -> int:
@@ -163,7 +171,7 @@ def plan_engine(
     _check_room(settings, draft, topology, taken, pool, device)
     cache = replace(settings.cache, kv_cache_memory_bytes=pool)
     resolved = _resolve(replace(settings, cache=cache), parallel, costs, None)
-    memory = _memory_sheet(resolved, topology, weights, heaviest, taken, device)
+    memory = _memory_sheet(resolved, topology, weights, step, taken, device)
     return PlannedEngine(
         settings=settings,
         resolved=resolved,
@@ -289,7 +297,7 @@ def _memory_sheet(
     resolved: ResolvedConfig,
     topology: Topology,
     weights: tuple[RankWeights, ...],
-    heaviest: int,
+    step: StepMemory,
     taken: dict[str, int],
     device: int,
 ) -> MemorySheet:
@@ -300,9 +308,10 @@ def _memory_sheet(
     return MemorySheet(
         device=device,
         **taken,
-        replicated_weights=weights[mesh.coord_of(heaviest).pp].replicated_bytes,
+        replicated_weights=weights[mesh.coord_of(step.global_rank).pp].replicated_bytes,
         kv_pool=blocks * resolved.cache.block_size * size,
         states=resolved.num_state_slots * slot,
+        mapped_exchange=step.exchange_bytes[0],
         token=size,
         kv_copies=float(copies),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from functools import cached_property
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ class LayerWeights:
         return sum(part.row_elements for part in self.parts if part.name == "experts")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RankWeights:
     """Everything that one rank holds of a model."""
 
@@ -65,16 +66,17 @@ class RankWeights:
     def num_bytes(self) -> int:
         """All of it."""
         own = sum(part.num_bytes for part in self.ends)
-        return own + sum(count * layer.num_bytes for layer, count in self.alike())
+        return own + sum(count * layer.num_bytes for layer, count in self.alike)
 
     @property
     def replicated_bytes(self) -> int:
         """The same on all tensor-parallel ranks of the stage."""
         found = sum(part.num_bytes for part in self.ends if part.is_replicated)
-        for layer, count in self.alike():
+        for layer, count in self.alike:
             found += count * sum(part.num_bytes for part in layer.parts if part.is_replicated)
         return found
 
+    @cached_property
     def alike(self) -> list[tuple[LayerWeights, int]]:
         """Layers of one kind, which are one object, and how many there are of them."""
         counts = Counter(map(id, self.layers))

@@ -5,13 +5,15 @@
     sizes      up to 8 devices, planes of any size; else of sizes that divide the devices
     stages     one, unless weights fit only over several
     experts    cut over TP, or dealt out whole, where the model has any
+    finalists  a few steps of each layout tell who is near the front; these are priced with more
+               steps, all of them with as many, and at both ends of the sheet's ranges
 
 Legality is asked of the engine's own rules. A degree that was fixed is kept.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from heddle.config import ParallelConfig
@@ -20,11 +22,14 @@ from heddle.layout.mesh import divisors
 from heddle.layout.resolve import MAX_DEGREE
 from heddle.layout.rules import validate
 from heddle.planner.cost import CostModel
+from heddle.planner.devices import Edge
 from heddle.planner.memory import PlannedEngine, plan_engine
 from heddle.planner.settings import DoesNotFit, Settings
-from heddle.planner.workload import Prediction, Workload, predict
+from heddle.planner.workload import Prediction, Workload, at_all_ends, keeps, predict
 
 _ANY_SIZE = 8
+_FINALISTS = 8
+"""Of each of the ways to be near the front."""
 DEGREES = (
     "tensor_parallel_size",
     "prefill_context_parallel_size",
@@ -43,6 +48,8 @@ class Candidate:
     engine: PlannedEngine
     prediction: Prediction | None
     """None: not one request of the workload fits."""
+    ends: Mapping[Edge, Prediction] = field(default_factory=dict)
+    """Of a finalist: predictions at the ends of the sheet's ranges and in the middle."""
 
     @property
     def parallel(self) -> ParallelConfig:
@@ -106,7 +113,7 @@ class Search:
             stages = [size for size in divisors(devices) if 1 < size <= self._most_stages]
             engines, more = self._judged(stages)
             refused += more
-        priced = [self._priced(engine) for engine in engines]
+        priced = self._refined([self._priced(engine) for engine in engines])
         priced.sort(key=_order)
         return Found(candidates=tuple(priced), refused=tuple(_with_fitting(refused, engines)))
 
@@ -153,6 +160,15 @@ class Search:
         fits = fits and self.load.num_tokens <= engine.room.window
         prediction = predict(engine, self.load, CostModel(engine), nodes=1) if fits else None
         return Candidate(engine=engine, prediction=prediction)
+
+    def _refined(self, priced: list[Candidate]) -> list[Candidate]:
+        """Price the finalists again."""
+        finalists = set(map(id, finalists_of(priced, self.load)))
+        return [self._ended(each) if id(each) in finalists else each for each in priced]
+
+    def _ended(self, candidate: Candidate) -> Candidate:
+        ends = at_all_ends(self.load, CostModel(candidate.engine))
+        return replace(candidate, prediction=ends["mid"], ends=ends)
 
     def _layouts(self, stages: list[int]) -> Iterator[ParallelConfig]:
         devices = self.settings.num_devices
@@ -205,6 +221,27 @@ def _plane_sizes(devices: int) -> list[int]:
     if devices <= _ANY_SIZE:
         return list(range(1, devices + 1))
     return list(divisors(devices))
+
+
+def finalists_of(candidates: Sequence[Candidate], load: Workload) -> list[Candidate]:
+    """Those that are near the front in some way, and serve as many requests at once as any.
+
+    Args:
+        candidates: priced with a few steps each.
+        load: with its targets; layouts that keep them go first, where some do.
+    """
+    serving = [(each, each.prediction) for each in candidates if each.prediction is not None]
+    most = max((found.concurrency for _, found in serving), default=0)
+    whole = [pair for pair in serving if pair[1].concurrency == most]
+    keeping = [pair for pair in whole if keeps(pair[1], load)] or whole
+    orders: tuple[Callable[[tuple[Candidate, Prediction]], float], ...] = (
+        lambda pair: pair[1].ttft,
+        lambda pair: -pair[1].tok_s,
+        lambda pair: pair[1].tpot,
+        lambda pair: -pair[0].engine.room.tokens_total,
+    )
+    chosen = [each for order in orders for each, _ in sorted(keeping, key=order)[:_FINALISTS]]
+    return list({id(each): each for each in chosen}.values())
 
 
 def _order(candidate: Candidate) -> tuple[bool, float]:

@@ -15,7 +15,7 @@ Source: our derivation (a closed loop of `b` clients).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -142,18 +142,18 @@ def predict(
     )
 
 
-def banded(
-    engine: PlannedEngine, load: Workload
-) -> tuple[Prediction, dict[str, tuple[float, float]]]:
-    """A prediction, and how far the ranges of the sheet move it: (least, most) by name."""
-    found: dict[Edge, Prediction] = {
-        edge: predict(engine, load, CostModel(engine, edge)) for edge in EDGES
-    }
+def at_all_ends(load: Workload, model: CostModel) -> dict[Edge, Prediction]:
+    """A prediction with the middle of the sheet's ranges and with both ends."""
+    return {edge: predict(model.engine, load, model.at(edge)) for edge in EDGES}
+
+
+def bands_of(found: Mapping[Edge, Prediction]) -> dict[str, tuple[float, float]]:
+    """How far the ranges of the sheet move a prediction: (least, most) by name."""
     bands = {}
     for name in ("ttft", "tpot", "tok_s"):
         values = [getattr(prediction, name) for prediction in found.values()]
         bands[name] = (min(values), max(values))
-    return found["mid"], bands
+    return bands
 
 
 def keeps(prediction: Prediction, load: Workload) -> bool:

@@ -26,6 +26,8 @@ from heddle.step.topology import Topology
 
 _STATES = 3
 """Context, new rows, and what they merge to."""
+_COPIES = 3
+"""Partials of queries that travelled: as they were computed, as they are sent, as they arrive."""
 _SHIFTING = ("auto", "pass_q", "ring_kv")
 """Choices of the context exchange under which blocks may go round a DCP group."""
 
@@ -154,9 +156,11 @@ class StepMemory:
             return 0
         kept = row_format(model, self.resolved.kv_cache_dtype).row_bytes
         come = self.topology.context_workspace_tokens * (stored * kept + self._met_bytes(stored))
+        if mesh.dcp_size == 1:
+            return come
         lanes = mesh.dcp_size * self.num_rows * self.topology.heads.lanes
-        partial = model.partial_width * max(self._element, 4)
-        return max(come, lanes * (model.stored_key_width * self._element + partial))
+        partial = (model.partial_width + 1) * max(self._element, 4)
+        return max(come, lanes * (model.stored_key_width * self._element + _COPIES * partial))
 
     def _met_bytes(self, stored: int) -> int:
         """A key and value as a query meets them."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 
 from heddle.step.exchanges import ExchangeSizes, describe, new_rows_gather
@@ -44,6 +45,28 @@ class Schedule:
         yield from self.epilogue
 
 
+@dataclass(frozen=True)
+class LayerCalls:
+    """The calls of one layer, by the part of it that makes them."""
+
+    projection: tuple[Collective, ...]
+    attention: tuple[Collective, ...]
+    output: tuple[Collective, ...]
+    feed_forward: tuple[Collective, ...]
+
+    @cached_property
+    def all(self) -> tuple[Collective, ...]:
+        """In order."""
+        return self.projection + self.attention + self.output + self.feed_forward
+
+
+def layer_calls(plan: StepPlan, topology: Topology, global_rank: int, layer: int) -> LayerCalls:
+    """The calls of a layer of a rank's stage, by part; other arguments as of
+    `collective_schedule`.
+    """
+    return _ScheduleBuilder(plan, topology, global_rank).parts(layer)
+
+
 def collective_schedule(plan: StepPlan, topology: Topology, global_rank: int) -> Schedule:
     """The calls of one rank.
 
@@ -69,12 +92,13 @@ class _ScheduleBuilder:
         self.layers = topology.stage_layers(global_rank)
         self.recurrent = tuple(self._recurrence())
         self.by_group = [tuple(self._attention(group)) for group in range(len(topology.groups))]
+        self.by_kind: dict[tuple[int | None, bool], LayerCalls] = {}
 
     def run(self) -> Schedule:
         is_first, is_last = self.coord.pp == 0, self.coord.pp == self.mesh.pp_size - 1
         return Schedule(
             prologue=tuple(self._sum() if is_first else self._hand_over("receive")),
-            layers=tuple(tuple(self._layer(layer)) for layer in self.layers),
+            layers=tuple(map(self._layer, self.layers)),
             epilogue=tuple(self._logits() if is_last else self._hand_over("send")),
         )
 
@@ -85,16 +109,31 @@ class _ScheduleBuilder:
         if self.mesh.tp_size > 1:
             yield Collective("all_reduce", "tp", self.hidden, self.topology.dtype)
 
-    def _layer(self, layer: int) -> Iterator[Collective]:
-        if self.model.kind_of(layer).mixer == "recurrent":
-            yield from self.recurrent
-        else:
-            yield from norm_sums(self.plan.rows, self.topology)
-            yield from self.by_group[self.topology.group_of_layer[layer]]
-        yield from self._sum()
-        if self.model.moe is not None and self.model.moe.has_experts(layer):
-            yield from expert_calls(self.plan.rows, self.topology)
-        yield from self._sum()
+    def _layer(self, layer: int) -> tuple[Collective, ...]:
+        return self.parts(layer).all
+
+    def parts(self, layer: int) -> LayerCalls:
+        """Layers of one kind say the same."""
+        model = self.model
+        is_recurrent = model.kind_of(layer).mixer == "recurrent"
+        group = None if is_recurrent else self.topology.group_of_layer[layer]
+        has_experts = model.moe is not None and model.moe.has_experts(layer)
+        key = (group, has_experts)
+        if key not in self.by_kind:
+            self.by_kind[key] = self._kind(group, has_experts=has_experts)
+        return self.by_kind[key]
+
+    def _kind(self, group: int | None, *, has_experts: bool) -> LayerCalls:
+        """Of layers of a cache group (None: recurrent ones), with experts or without."""
+        rows, topology = self.plan.rows, self.topology
+        sums = tuple(self._sum())
+        experts = tuple(expert_calls(rows, topology)) if has_experts else ()
+        return LayerCalls(
+            projection=() if group is None else tuple(norm_sums(rows, topology)),
+            attention=self.recurrent if group is None else self.by_group[group],
+            output=sums,
+            feed_forward=experts + sums,
+        )
 
     def _recurrence(self) -> Iterator[Collective]:
         layout = self.topology.recurrent_layout

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from heddle.cli import checkup, doctor
+from heddle.cli import checkup, checkup_steps, doctor
 from heddle.cli.main import main
-from tests.planner.test_calibrate import COSTS, DOCUMENT
+from tests.planner.test_calibrate import COSTS, DOCUMENT, made_up_machine, steps_on
 
 CHECKUP = {
     **DOCUMENT,
@@ -24,7 +24,9 @@ CHECKUP = {
 
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkup, "examine", lambda: CHECKUP)
+    steps = steps_on(made_up_machine(0.8))
+    monkeypatch.setattr(checkup, "examine", lambda: dict(CHECKUP))
+    monkeypatch.setattr(checkup_steps, "measure_steps", lambda: steps)
     monkeypatch.setattr(doctor, "keep", lambda link, costs, output: None)
 
 
@@ -35,6 +37,7 @@ def test_the_sheet_that_is_written_is_planned_with(tmp_path: Path, capsys) -> No
     captured = capsys.readouterr()
     assert json.loads(captured.out)["costs"]["shm"]["flops"] == 8e10
     assert f"heddle plan --device {path}" in captured.err
+    assert json.loads(path.read_text())["team"]["cores"] == 4
     words = ["plan", "qwen3-0.6b", "--device", str(path), "--devices", "4", "--json"]
     assert main([*words, "--prompt-len", "2048"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -42,6 +45,16 @@ def test_the_sheet_that_is_written_is_planned_with(tmp_path: Path, capsys) -> No
     assert found["device"]["is_measured"]
     assert any("were measured on Some CPU" in note for note in found["notes"])
     assert all("not calibrated" not in note for note in found["notes"])
+
+
+@pytest.mark.usefixtures("measured")
+def test_steps_are_shown_to_people_and_timed_for_a_sheet_alone(tmp_path: Path, capsys) -> None:
+    assert main(["doctor", "--calibrate", str(tmp_path / "here.json")]) == 0
+    shown = capsys.readouterr().out
+    assert "steps of made-up models" in shown
+    assert "decode_several" in shown
+    assert main(["doctor"]) == 0
+    assert "steps of made-up models" not in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("measured")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import os
 import resource
@@ -57,6 +58,45 @@ def test_help_of_a_command_goes_to_stdout(command, capsys):
     captured = capsys.readouterr()
     assert captured.out.startswith(f"usage: heddle {command}")
     assert captured.err == ""
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (
+            PermissionError(errno.EACCES, "Permission denied", "/there/config.json"),
+            "error: /there/config.json cannot be used: Permission denied; see its permissions and "
+            "the room on its disk\n",
+        ),
+        (
+            OSError(errno.ENOSPC, "No space left on device"),
+            "error: a file, a socket or the output cannot be used: No space left on device; see "
+            "its permissions and the room on its disk\n",
+        ),
+    ],
+    ids=["closed", "full"],
+)
+def test_what_the_system_refuses_is_no_fault_of_ours(error, said, capsys, monkeypatch):
+    monkeypatch.setattr(main_module, "_find", lambda name: Failing(error))
+    assert main(["show"]) == 1
+    assert capsys.readouterr().err == said
+
+
+@pytest.mark.parametrize("words", [["--json"], []], ids=["json", "text"])
+def test_a_full_disk_under_stdout_is_said_once(words):
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(
+            [sys.executable, "-m", "heddle", "show", "-tp", "2", *words],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            check=False,
+            timeout=LONG_SECONDS,
+        )
+    assert ended.returncode == 1
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith("error: a file, a socket or the output cannot be used: No space left")
 
 
 class Failing:

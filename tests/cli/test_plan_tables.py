@@ -25,6 +25,8 @@ def document(**changes: Any) -> dict[str, Any]:
         "layout": LAYOUT,
         "memory": MEMORY,
         "predicted": PREDICTED,
+        "is_finalist": True,
+        "chunk": 4096,
         "tokens_total": 1_000_000,
         "concurrency": 12,
     }
@@ -36,6 +38,7 @@ def document(**changes: Any) -> dict[str, Any]:
         "predicted": PREDICTED,
         "bands": {"ttft": [1.0, 1.5], "tpot": [0.01, 0.03], "tok_s": [1000.0, 2000.0]},
         "why": ["because"],
+        "ties": ["-tp 4 is predicted 1% ahead"],
         "rules_out": ["more than 12 requests"],
         "flags": "-tp 2 -pcp 2 -dcp 4",
         "largest_chunk": None,
@@ -84,6 +87,7 @@ def test_tables_show_the_figures_of_the_document() -> None:
     assert recommended.rows[0] == [
         "tp 2 pcp 2 dcp 4",
         "throughput, room",
+        "4,096",
         "1.25 (1 to 1.5)",
         "20 (10 to 30)",
         "1,234 (1,000 to 2,000)",
@@ -93,11 +97,28 @@ def test_tables_show_the_figures_of_the_document() -> None:
     assert ["KV pool", "30.00"] in list(memory.rows)
     assert ["KB of KV per token", "70.0"] in list(memory.rows)
     assert all(row[0] != "exchange" for row in memory.rows), "nobody holds any"
-    assert others.rows == [["tp 4 pcp 1 dcp 4", "-", "-", "-", "1,000,000", "12"]]
+    assert others.rows == [["tp 4 pcp 1 dcp 4", "4,096", "-", "-", "-", "1,000,000", "12"]]
+    assert ["of these alike on all tp ranks", "1.00"] in list(memory.rows)
     assert refused.rows == [
         [2, "the rule of DCP", "tp 2 pcp 2 dcp 3", "-tp 2"],
         [1, "does not fit into the memory of a device", "tp 2 pcp 2 dcp 4", "none"],
     ]
+
+
+def test_a_part_that_rounds_to_nothing_has_no_row() -> None:
+    little = {**MEMORY, "replicated_weights": 4e6}
+    found = document()
+    found["candidates"][0]["memory"] = little
+    _, memory, *_ = tables(found)
+    assert all("alike" not in row[0] for row in memory.rows)
+
+
+def test_those_that_were_priced_alike_come_first() -> None:
+    found = document()
+    coarse = {**found["candidates"][1], "is_finalist": False, "tokens_total": 5}
+    found["candidates"] = [found["candidates"][0], coarse, found["candidates"][1]]
+    _, _, others, _ = tables(found)
+    assert [row[-2] for row in others.rows] == ["1,000,000", "5"]
 
 
 def test_without_candidates_only_refusals_are_left() -> None:
@@ -118,7 +139,8 @@ def test_reasons_flags_and_lines_are_words() -> None:
     text = "\n".join(lines(found))
     flat = " ".join(text.split())
     assert "tp 2 pcp 2 dcp 4, for throughput, room:" in text
-    assert "heddle serve m -tp 2 -pcp 2 -dcp 4" in text
+    assert "heddle serve m -tp 2 -pcp 2 -dcp 4" in text.splitlines()
+    assert "- -tp 4 is predicted 1% ahead" in text
     assert "- rules out more than 12 requests" in text
     assert "from 5,000 tokens on (between 4,000 to 6,000)" in flat
     assert "from 9,000 resident tokens, context x requests, on, if at all" in flat

@@ -7,6 +7,7 @@ import pytest
 from heddle.planner.advise import (
     flags_of,
     interleave_reason,
+    is_ahead,
     largest_chunk,
     recommend,
     rules_out,
@@ -15,7 +16,7 @@ from heddle.planner.advise import (
 from heddle.planner.batches import Rows
 from heddle.planner.cost import CostModel
 from heddle.planner.search import Found, Search
-from heddle.planner.workload import Workload
+from heddle.planner.workload import Prediction, Workload
 from tests.support.planned import engine_for, settings_for
 
 LOAD = Workload(prompt_len=30_000, output_len=200, concurrency=8)
@@ -34,8 +35,55 @@ def test_each_recommended_layout_is_best_at_something(found: Found) -> None:
     assert 1 <= len(advice) <= 3
     predictions = [c.prediction for c in found.candidates if c.prediction is not None]
     by_role = {role: entry.candidate for entry in advice for role in entry.roles}
-    assert by_role["throughput"].prediction.tok_s == max(p.tok_s for p in predictions)
-    assert by_role["first token"].prediction.ttft == min(p.ttft for p in predictions)
+    # Of layouts within a tenth of the best, the simplest is named.
+    assert by_role["throughput"].prediction.tok_s >= max(p.tok_s for p in predictions) / 1.1
+    assert by_role["first token"].prediction.ttft <= min(p.ttft for p in predictions) * 1.1
+    assert all(c.ends for c in by_role.values())
+
+
+def end(prediction: Prediction, factor: float) -> dict[str, Prediction]:
+    """At all ends of the ranges, `factor` times as slow."""
+    slow = replace(prediction, ttft=prediction.ttft * factor, tok_s=prediction.tok_s / factor)
+    return {
+        "low": replace(slow, ttft=2 * slow.ttft, tok_s=slow.tok_s / 2),
+        "mid": slow,
+        "high": replace(slow, ttft=slow.ttft / 2, tok_s=2 * slow.tok_s),
+    }
+
+
+@pytest.mark.parametrize(("factor", "is_told"), [(1.05, False), (1.2, True)])
+def test_the_simpler_layout_is_named_where_none_can_be_told_ahead(
+    found: Found, factor: float, is_told: bool
+) -> None:
+    served = [c for c in found.candidates if c.prediction is not None]
+    simple = next(c for c in served if c.parallel.world_size == c.parallel.tensor_parallel_size)
+    split = next(c for c in served if c.parallel.decode_context_parallel_size > 1)
+    base = simple.prediction
+    assert base is not None
+    pair = [
+        replace(simple, prediction=base, ends=end(base, factor)),
+        replace(split, prediction=base, ends=end(base, 1.0)),
+    ]
+    assert is_ahead(pair[1], pair[0], "first token") == is_told
+    assert not is_ahead(pair[0], pair[1], "first token")
+    (entry,) = [a for a in recommend(pair, LOAD) if "first token" in a.roles]
+    assert (entry.candidate is pair[1]) == is_told
+    said = [line for line in entry.ties if "for first token" in line]
+    assert len(said) == (not is_told)
+    if said:
+        assert "5% ahead" in said[0]
+        assert "the simpler layout is named" in said[0]
+
+
+def test_one_end_at_which_it_is_behind_is_enough(found: Found) -> None:
+    served = [c for c in found.candidates if c.prediction is not None][:2]
+    base = served[0].prediction
+    assert base is not None
+    ends = end(base, 1.5)
+    one = replace(served[0], ends=end(base, 1.0))
+    other = replace(served[1], ends={**ends, "high": replace(ends["high"], ttft=base.ttft / 2)})
+    assert not is_ahead(one, other, "first token")
+    assert is_ahead(one, replace(served[1], ends=ends), "first token")
 
 
 def test_targets_come_first(found: Found) -> None:
@@ -52,8 +100,9 @@ def test_targets_come_first(found: Found) -> None:
 
 def test_layouts_that_serve_fewer_at_once_are_not_recommended(found: Found) -> None:
     crowded = replace(LOAD, concurrency=16)
-    few = replace(found.candidates[0].prediction, concurrency=2, ttft=0.0)
-    candidates = [replace(found.candidates[0], prediction=few), *found.candidates[1:]]
+    few = replace(found.candidates[0].prediction, concurrency=2, ttft=1e-9)
+    ends = dict.fromkeys(("low", "mid", "high"), few)
+    candidates = [replace(found.candidates[0], prediction=few, ends=ends), *found.candidates[1:]]
     for entry in recommend(candidates, crowded):
         assert entry.candidate is not candidates[0]
 
@@ -83,7 +132,7 @@ def test_limits_are_said_in_words(found: Found) -> None:
     }
     assert len(said) >= 3
     for (splits_rows, has_replicas), text in said.items():
-        assert ("a gain for prompts below" in text) == splits_rows
+        assert ("a split of prompts below" in text) == splits_rows
         assert ("prefixes shared between replicas" in text) == has_replicas
         assert "requests of 30,200 tokens at once" in text
 

@@ -60,6 +60,8 @@ def test_work_is_bound_by_the_slower_side() -> None:
     work = Work(100.0, 30.0) + Work(100.0, 10.0)
     assert work.seconds(flops=10.0, memory=10.0) == 20.0
     assert work.seconds(flops=100.0, memory=10.0) == 4.0
+    assert work.seconds(flops=100.0, memory=10.0, serial_share=0.5) == 4.0 + 0.5 * 2.0
+    assert work.seconds(flops=10.0, memory=10.0, serial_share=1.0) == 20.0 + 4.0
     assert (work * 2).seconds(flops=10.0, memory=10.0) == 40.0
 
 

@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+
 from heddle.planner.batches import Rows
 from heddle.planner.break_even import break_even_lines
 from heddle.planner.cost import CostModel
-from heddle.planner.memory import plan_engine
+from heddle.planner.memory import PlannedEngine, plan_engine
 from heddle.planner.workload import prefill_seconds
 from tests.support.planned import engine_for, settings_for
 
@@ -40,6 +44,25 @@ def test_prompts_have_a_line_against_fewer_devices_and_one_against_as_many() -> 
         span = (0, int(length))
         mine, theirs = (prefill_seconds(model, span, 8192) for model in (here, other))
         assert (mine < theirs) == is_sooner
+
+
+def test_both_layouts_of_a_line_work_in_chunks_of_as_many_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A chunk for each PCP rank would compare chunks, not layouts."""
+    settings = settings_for("llama-3.1-8b", chunk=1024, chunk_per_pcp_rank=True)
+    engine = engine_for(settings, 1, 4, 4)
+    assert engine.chunk == 4096
+    planned = []
+
+    def noted(*arguments: Any) -> PlannedEngine:
+        planned.append(plan_engine(*arguments))
+        return planned[-1]
+
+    monkeypatch.setattr("heddle.planner.break_even.plan_engine", noted)
+    lines = break_even_lines(engine, 1)
+    assert len(lines) == len(planned) == 3
+    assert {other.chunk for other in planned} == {4096}
 
 
 def test_what_is_not_split_has_no_line() -> None:

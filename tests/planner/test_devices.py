@@ -45,6 +45,42 @@ def test_cores_of_a_rank_add_up() -> None:
     assert four.inside == one.inside
 
 
+def test_a_sheet_as_deep_as_a_well_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "deep.json"
+    path.write_text('{"flops":' * 7_000)
+    with pytest.raises(ConfigError, match="is not a sheet"):
+        load_sheet(str(path))
+
+
+def figure(value: float) -> dict[str, object]:
+    return {"value": value, "source": "made up"}
+
+
+def test_a_team_of_cores_reaches_its_share_and_pays_its_own_overheads(tmp_path: Path) -> None:
+    names = ("matrix", "attention", "memory", "cache")
+    team = {"cores": 5, **{name: figure(0.5 + 0.1 * i) for i, name in enumerate(names)}}
+    team |= {"layer_seconds": figure(3e-4), "step_seconds": figure(7e-3)}
+    path = tmp_path / "team.json"
+    path.write_text(json.dumps({"team": team, "cache_efficiency": figure(0.5)}))
+    plain, sheet = load_sheet("CPU"), replace_figures(load_sheet("CPU"), path)
+    one, five, nine = (sheet.rates("float32", devices_per_rank=n) for n in (1, 5, 9))
+    alone = plain.rates("float32")
+    assert (one.flops, one.memory, one.layer_seconds) == (
+        alone.flops,
+        alone.memory,
+        alone.layer_seconds,
+    )
+    assert five.flops == pytest.approx(5 * 0.5 * alone.flops)
+    assert five.attention_flops == pytest.approx(5 * 0.6 * alone.attention_flops)
+    assert five.memory == pytest.approx(5 * 0.7 * alone.memory)
+    assert one.cache == pytest.approx(0.5 * plain.memory_bandwidth.value)
+    assert five.cache == pytest.approx(5 * 0.8 * one.cache)
+    assert (five.layer_seconds, five.step_seconds) == (3e-4, 7e-3)
+    assert nine.flops == pytest.approx(9 * 0.5 * alone.flops)
+    three = sheet.rates("float32", devices_per_rank=3)
+    assert 3 * 0.5 * alone.flops < three.flops < 3 * alone.flops
+
+
 def test_a_group_across_hosts_pays_the_link_between_them() -> None:
     rates = load_sheet("H200").rates("bfloat16")
     assert rates.link(range(8)) == rates.inside
@@ -91,6 +127,9 @@ def test_figures_of_a_file_replace_those_of_a_sheet(tmp_path: Path) -> None:
         ('{"memory_bytes": {"low": 1e30}}', "in order"),
         ('{"colour": 1}', "colour"),
         ('{"devices_per_host": 0}', "at least one device"),
+        ('{"team": {"cores": 1}}', "is not a sheet"),
+        ("[" * 60_000, "is not legal"),
+        ('{"name":' * 8_000 + "1" + "}" * 8_000, "is not legal"),
         ('{"kind": "' + "x" * 70_000 + '"}', "more than"),
     ],
 )

@@ -1,22 +1,33 @@
-"""A planned rank is a weighed rank, and planned room is the room of an engine's accounting."""
+"""A planned rank is a weighed rank and takes what was planned while it runs; planned room is the
+room of an engine's accounting.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from transformers import AutoModelForCausalLM
+from transformers.models.deepseek_v3 import DeepseekV3Config
 
-from heddle.config import CacheConfig
+from heddle.config import CacheConfig, SamplingParams
 from heddle.engine.capacity import Capacity
+from heddle.engine.driver import Driver
+from heddle.engine.executors.threads import ThreadsExecutor
+from heddle.engine.inputs import PromptInput
 from heddle.errors import TopologyError
 from heddle.models.config_json import load_model_config
 from heddle.models.weights.open import open_weights
-from heddle.planner.memory import plan_engine, room_of
+from heddle.planner.memory import PlannedEngine, plan_engine, room_of
 from heddle.planner.settings import DoesNotFit, Settings
-from heddle.runner.weigh import distinct_ranks, weigh_rank
+from heddle.runner.weigh import distinct_ranks, held_bytes, weigh_rank
+from heddle.runner.worker import RankWorker
 from heddle.step.topology import Topology
 from tests.support.flagship import Case, resolve_case
+from tests.support.live_bytes import LiveBytes
 from tests.support.planned import engine_for, layout_of, settings_for
 from tests.support.tiny import build_tiny
 
@@ -60,6 +71,79 @@ def test_the_sheet_of_a_rank_is_what_it_would_hold(folder: Path, name: str) -> N
         assert sheet.headroom == sheet.device - sheet.total
         compared += 1
     assert compared >= 3
+
+
+def latent_checkpoint(folder: Path) -> Path:
+    """A DeepSeek whose widths the compiled kernels take, as those of the real ones are."""
+    path = folder / "latent"
+    if not path.exists():
+        sizes = {"qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16}
+        config = DeepseekV3Config(**LATENT, **sizes, architectures=["DeepseekV3ForCausalLM"])
+        AutoModelForCausalLM.from_config(config).save_pretrained(path)
+    return path
+
+
+LATENT: dict[str, Any] = {
+    "vocab_size": 131,
+    "hidden_size": 64,
+    "intermediate_size": 100,
+    "moe_intermediate_size": 22,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "n_group": 4,
+    "topk_group": 2,
+    "first_k_dense_replace": 1,
+    "kv_lora_rank": 24,
+    "q_lora_rank": 20,
+    "max_position_embeddings": 512,
+}
+
+
+def run_and_watch(engine: PlannedEngine) -> list[int]:
+    """Most bytes that the tensors of each rank took: what it keeps, and what a step made on top."""
+    peaks: dict[int, int] = {}
+
+    def watched(worker: RankWorker) -> Callable[..., Any]:
+        kept, run = held_bytes(worker.model) + held_bytes(worker.store), worker.execute
+
+        def execute(*arguments: Any) -> Any:
+            with LiveBytes(worker) as live:
+                reply = run(*arguments)
+            rank = worker.global_rank
+            peaks[rank] = max(peaks.get(rank, 0), kept + live.peak_bytes)
+            return reply
+
+        return execute
+
+    resolved = replace(engine.resolved, executor="threads", num_threads=1)
+    params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
+    with ThreadsExecutor(resolved) as executor:
+        for worker in executor.workers:
+            worker.execute = watched(worker)  # type: ignore[method-assign]
+        driver = Driver(resolved, executor, None)
+        for length in (420, 30, 50):
+            driver.add(PromptInput(token_ids=(tuple(range(3, 123)) * 4)[:length]), params)
+        while driver.has_work:
+            driver.step()
+    return list(peaks.values())
+
+
+@pytest.mark.parametrize("sizes", [(1, 1, 1), (2, 1, 2), (1, 2, 2), (2, 2, 4)], ids=str)
+@pytest.mark.parametrize("kind", ["demo's heads", "latent"])
+def test_tensors_of_a_running_rank_take_what_was_planned(
+    folder: Path, kind: str, sizes: tuple[int, int, int]
+) -> None:
+    """Within 10%: weights, pool, and rows of the largest step behind a long context."""
+    path = latent_checkpoint(folder) if kind == "latent" else build_tiny(folder, "llama-9-3")
+    engine = engine_for(settings_of(path, sizes[0] * sizes[1]), *sizes)
+    sheet = engine.memory
+    foretold = sheet.weights + sheet.kv_pool + sheet.states + sheet.activations
+    found = run_and_watch(engine)
+    assert len(found) == sizes[0] * sizes[1]
+    assert max(found) == pytest.approx(foretold, rel=0.1)
 
 
 @pytest.mark.parametrize("name", KINDS)

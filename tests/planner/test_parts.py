@@ -23,6 +23,6 @@ def test_a_rank_is_the_sum_of_its_layers_and_ends() -> None:
     rank = RankWeights((LAYER, LAYER, other), ends)
     assert rank.num_bytes == 2 * 1108 + 7 + 14
     assert rank.replicated_bytes == 2 * 8 + 3
-    assert rank.alike() == [(LAYER, 2), (other, 1)]
+    assert rank.alike == [(LAYER, 2), (other, 1)]
     assert rank.head.row_elements == 5
     assert RankWeights((), ()).head.num_bytes == 0

@@ -75,3 +75,72 @@ def test_a_prefix_counts_once_it_was_seen_and_in_whole_units() -> None:
     assert repeated_share(requests, unit=1000) == 1000 / 3700
     assert repeated_share(requests, unit=2000) == 0.0
     assert repeated_share([]) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "times"),
+    [
+        ("a.jsonl", "\n".join(map(json.dumps, MOONCAKE)), [0.0, 0.009]),
+        (
+            "a.csv",
+            "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+            "2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:16:47.6805900,396,109\n",
+            [0.0, 61.0],
+        ),
+        (
+            "b.csv",
+            "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+            "2024-05-10 00:00:00.5+00:00,374,44\n2024-05-10 02:00:01+02:00,396,109\n",
+            [0.0, 0.5],
+        ),
+        ("b.jsonl", '{"prompt_len":5,"output_len":1,"timestamp":2.5}', [0.0]),
+        ("c.csv", "prompt_len,output_len,TIMESTAMP\n5,1,3.5\n6,1,4\n", [0.0, 0.5]),
+    ],
+)
+def test_times_are_seconds(tmp_path: Path, name: str, text: str, times: list[float]) -> None:
+    found = [request.arrival for request in read_trace(write(tmp_path, name, text))]
+    assert found[0] is not None
+    assert [time - found[0] for time in found if time is not None] == pytest.approx(times)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.json", "[[1500, 10], [1600, 30]]"),
+        ("b.json", '[{"prompt_len": 1500, "output_len": 10}, [1600, 30]]'),
+        ("a.jsonl", "[1500, 10]\n[1600.0, 30]\n"),
+    ],
+)
+def test_lists_of_lengths_are_traces(tmp_path: Path, name: str, text: str) -> None:
+    found = read_trace(write(tmp_path, name, text))
+    assert [(r.prompt_len, r.output_len, r.arrival) for r in found] == [
+        (1500, 10, None),
+        (1600, 30, None),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.json", '{"prompt_len": 5}', "it holds dict, and a list of requests was expected"),
+        ("a.json", '[{"conversations": []}]', "request 1 has none of .*; it has conversations"),
+        ("a.json", "[" * 100_000, "cannot be read"),
+        ("a.jsonl", '{"prompt_len": 5, "output_len": 1}\n{"prompt_len": 5, "outp', "cannot be"),
+        ("a.jsonl", '{"prompt_len": NaN, "output_len": 1}', "prompt_len='nan' is not a finite"),
+        ("a.jsonl", '{"prompt_len": 1e999, "output_len": 1}', "prompt_len='inf' is not a finite"),
+        ("a.jsonl", '{"prompt_len": true, "output_len": 1}', "prompt_len='True' is not a finite"),
+        ("a.jsonl", '{"prompt_len": 5.5, "output_len": 1}', "prompt_len=5.5 is no length"),
+        ("a.jsonl", '{"prompt_len": 1e15, "output_len": 1}', "is no length"),
+        ("a.jsonl", f'{{"prompt_len": 1{"0" * 400}, "output_len": 1}}', "is not a finite"),
+        ("a.csv", "prompt_len\n5\n", "request 1 has none of .*; it has prompt_len"),
+        ("a.csv", "prompt_len,output_len\n5\n", "output_len='None' is not a finite number"),
+        ("a.csv", "prompt_len,output_len,TIMESTAMP\n5,1,soon\n", "TIMESTAMP='soon' is not a"),
+        ("a.csv", "prompt_len,output_len,TIMESTAMP\n5,1,a:b\n", "cannot be read"),
+        ("a.csv", "prompt_len,output_len,TIMESTAMP\n5,1,1\n5,1,\n", "request 2 has no time"),
+    ],
+)
+def test_odd_traces_are_refused_in_words(
+    tmp_path: Path, name: str, text: str, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read_trace(write(tmp_path, name, text))

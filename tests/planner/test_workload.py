@@ -9,7 +9,8 @@ from heddle.planner.batches import Rows
 from heddle.planner.cost import CostModel
 from heddle.planner.workload import (
     Workload,
-    banded,
+    at_all_ends,
+    bands_of,
     goodput,
     keeps,
     predict,
@@ -100,7 +101,10 @@ def test_no_more_run_than_fit() -> None:
 
 
 def test_a_band_holds_the_prediction() -> None:
-    prediction, bands = banded(engine_for(SETTINGS, 2), LOAD)
+    model = CostModel(engine_for(SETTINGS, 2))
+    ends = at_all_ends(LOAD, model)
+    prediction, bands = ends["mid"], bands_of(ends)
+    assert prediction == predict(model.engine, LOAD, model)
     assert set(bands) == {"ttft", "tpot", "tok_s"}
     for name, (least, most) in bands.items():
         assert least < getattr(prediction, name) < most

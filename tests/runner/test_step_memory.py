@@ -63,6 +63,16 @@ def test_ranks_that_share_rows_hold_a_share_of_them(folder: Path) -> None:
     assert half.activation_bytes == (ROWS // 2 * (STREAM + ATTENTION - 2 * 48) + keys) * 4
 
 
+def test_queries_that_travel_are_counted_with_their_partials(folder: Path) -> None:
+    """Where no key comes: for 2 ranks x 50 rows x 9 lanes a query of 8, and thrice a partial of 8
+    with its lse.
+    """
+    case = Case(sizes=(1, 2, 2))
+    come = step_of(folder, case, context_workspace_tokens=0).activation_bytes
+    without = step_of(folder, Case(sizes=(1, 2, 1))).activation_bytes
+    assert come - without == 2 * (ROWS // 2) * 9 * (8 + 3 * 9) * 4
+
+
 @pytest.mark.parametrize(
     ("case", "mapped"),
     [

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from heddle.cli.layout_object import layout_object
 from heddle.config import ParallelConfig
+from heddle.layout.layout_object import layout_object
 
 
 def test_the_keys_and_where_their_values_come_from():

@@ -1,4 +1,4 @@
-"""The `layout` object: the same ten keys wherever a command prints a layout."""
+"""The `layout` object: the same ten keys wherever a layout is told as data."""
 
 from __future__ import annotations
 
