@@ -40,7 +40,7 @@ def test_every_command_and_flag_is_on_the_page(pages: ModuleType) -> None:
     text = pages.render_flags_page()
     for name in (*COMMANDS, *NESTED):
         assert f"\n## heddle {name}\n" in text
-    for flag in ("--metrics-compat", "--prefill-context-parallel-size", "--target-itl", "-pcp"):
+    for flag in ("--metrics-compat", "--prefill-context-parallel-size", "--max-restarts", "-pcp"):
         assert text.count(f"`{flag}`") == 1
     assert "| `--port` | `8000` |" in text
 
