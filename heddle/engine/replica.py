@@ -23,14 +23,13 @@ from heddle.engine.grammar.matcher import Matcher
 from heddle.engine.shadow.choosing import ProbeChooser, collect_probe
 from heddle.engine.trace import MAX_RECORDS, StepRecord
 from heddle.engine.trace_file import TraceFile
-from heddle.kvcache.groups import create_group_specs
-from heddle.kvcache.keys import CacheIdentity, CacheScope
-from heddle.kvcache.manager import KVCacheManager
+from heddle.kvcache.keys import CacheScope
 from heddle.scheduler.batch import ScheduledBatch, ScheduledPart
 from heddle.scheduler.drafts import Drafter
-from heddle.scheduler.pacing import Pacer, StepLoad, attention_length
+from heddle.scheduler.pacing import StepLoad
 from heddle.scheduler.request import FinishReason, Request
 from heddle.scheduler.scheduler import Scheduler
+from heddle.step.accounting import create_cache, create_pacer
 from heddle.step.agree import check_calls, check_coverage
 from heddle.step.batch import AdapterChange, RankReply, SampledToken
 from heddle.step.build import BadWordIds, build_batch
@@ -82,10 +81,10 @@ class Replica:
         """
         self.index = index
         self._trace = trace
-        self.cache = _create_cache(resolved, topology)
+        self.cache = create_cache(resolved, topology)
         num_stages = resolved.parallel.pipeline_parallel_size
         self._clock = clock
-        self.pacer = _create_pacer(resolved)
+        self.pacer = create_pacer(resolved)
         """What rows cost here."""
         self.scheduler = Scheduler(
             resolved.scheduler, self.cache, num_places=num_stages, pacer=self.pacer
@@ -288,37 +287,6 @@ def choose_replica(
     return min(
         replicas,
         key=lambda replica: replica.load - replica.num_hit_tokens(token_ids, scope),
-    )
-
-
-def _create_cache(resolved: ResolvedConfig, topology: Topology) -> KVCacheManager:
-    parallel = resolved.parallel
-    num_drafts = resolved.speculative.num_speculative_tokens if resolved.speculative else 0
-    return KVCacheManager(
-        num_blocks=resolved.num_blocks,
-        groups=create_group_specs(
-            topology.groups, parallel.kv_interleave_size, resolved.cache.block_size
-        ),
-        identity=CacheIdentity(
-            model=f"{resolved.model_path}\n{resolved.hf_overrides}",
-            kv_cache_dtype=resolved.kv_cache_dtype,
-            layout_fingerprint=topology.fingerprint(),
-        ),
-        max_step_rows=resolved.scheduler.max_num_batched_tokens,
-        enable_prefix_caching=resolved.cache.enable_prefix_caching,
-        num_state_slots=resolved.num_state_slots,
-        states_per_sequence=1 + num_drafts,
-        rotates=parallel.cp_start_rank_rotation,
-        max_pinned_tokens=resolved.cache.max_pinned_tokens,
-    )
-
-
-def _create_pacer(resolved: ResolvedConfig) -> Pacer:
-    target_ms = resolved.scheduler.target_itl_ms
-    return Pacer(
-        target_seconds=None if target_ms is None else target_ms / 1000,
-        max_rows=resolved.scheduler.max_num_batched_tokens,
-        attention_length=attention_length(resolved.model.hidden_size),
     )
 
 

@@ -16,18 +16,16 @@ from typing import Any, NamedTuple, cast
 
 from heddle.config import SamplingParams
 from heddle.config.engine import ResolvedConfig
-from heddle.kvcache.groups import create_group_specs
-from heddle.kvcache.keys import CacheIdentity
-from heddle.kvcache.manager import KVCacheManager
 from heddle.kvcache.sequence import SequenceBlocks
 from heddle.scheduler.batch import ScheduledBatch
-from heddle.scheduler.pacing import Pacer, StepLoad, attention_length
+from heddle.scheduler.pacing import StepLoad
 from heddle.scheduler.request import Request
 from heddle.scheduler.scheduler import Scheduler
 from heddle.simulator.prices import Clock, Price, Shape
 from heddle.simulator.quiet import QuietRun, QuietRuns
 from heddle.simulator.tally import Tally
 from heddle.simulator.tokens import RunTokens
+from heddle.step.accounting import create_cache, create_pacer
 from heddle.step.topology import Topology
 
 _PARAMS = SamplingParams(temperature=0.0, ignore_eos=True)
@@ -281,40 +279,6 @@ def shape_of(batch: ScheduledBatch) -> Shape:
             num_rows += count
             pairs += count * before
     return Shape(num_decodes, decode_keys, num_rows, pairs)
-
-
-def create_cache(resolved: ResolvedConfig, topology: Topology) -> KVCacheManager:
-    """The accounting of one replica, as an engine has it.
-
-    Source: `heddle.engine.replica`; that they agree is a test.
-    """
-    parallel = resolved.parallel
-    return KVCacheManager(
-        num_blocks=resolved.num_blocks,
-        groups=create_group_specs(
-            topology.groups, parallel.kv_interleave_size, resolved.cache.block_size
-        ),
-        identity=CacheIdentity(
-            model=resolved.model_path,
-            kv_cache_dtype=resolved.kv_cache_dtype,
-            layout_fingerprint=topology.fingerprint(),
-        ),
-        max_step_rows=resolved.scheduler.max_num_batched_tokens,
-        enable_prefix_caching=resolved.cache.enable_prefix_caching,
-        num_state_slots=resolved.num_state_slots,
-        rotates=parallel.cp_start_rank_rotation,
-        max_pinned_tokens=resolved.cache.max_pinned_tokens,
-    )
-
-
-def create_pacer(resolved: ResolvedConfig) -> Pacer:
-    """Bounds prompt rows beside decodes, where a target for gaps is set."""
-    target_ms = resolved.scheduler.target_itl_ms
-    return Pacer(
-        target_seconds=None if target_ms is None else target_ms / 1000,
-        max_rows=resolved.scheduler.max_num_batched_tokens,
-        attention_length=attention_length(resolved.model.hidden_size),
-    )
 
 
 def _as_list(tokens: RunTokens) -> list[int]:

@@ -1,60 +1,15 @@
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
-import pytest
-
-from heddle.config import ParallelConfig
-from heddle.engine.replica import Replica
-from heddle.kvcache.manager import KVCacheManager
 from heddle.planner.trace import TracedRequest
 from heddle.scheduler.batch import ScheduledBatch, ScheduledPart
 from heddle.simulator.prices import UnitClock
-from heddle.simulator.replica import SimulatedReplica, create_cache, create_pacer, shape_of
+from heddle.simulator.replica import SimulatedReplica, shape_of
 from heddle.simulator.tally import Tally, Times
 from heddle.simulator.tokens import Names, RunTokens
 from heddle.step.topology import Topology
 from tests.support.fake_executor import resolved_config
-
-CONFIGS: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "dcp": {"parallel": ParallelConfig(tensor_parallel_size=2, decode_context_parallel_size=2)},
-    "rotated": {
-        "parallel": ParallelConfig(
-            tensor_parallel_size=2, decode_context_parallel_size=2, cp_start_rank_rotation=True
-        )
-    },
-    "pins": {"max_pinned_tokens": 32},
-    "paced": {"target_itl_ms": 40.0},
-}
-
-
-def facts(cache: KVCacheManager) -> tuple[Any, ...]:
-    """What decides how a cache accounts."""
-    return (
-        cache.groups,
-        cache.num_usable_blocks,
-        cache.usable_tokens,
-        cache.max_step_rows,
-        cache.state_unit,
-        cache.states_per_sequence,
-        cache.has_states,
-        cache._num_start_ranks,
-        cache._is_caching,
-        cache._pins.max_blocks,
-    )
-
-
-@pytest.mark.parametrize("name", CONFIGS)
-def test_it_accounts_as_the_engines_replica_does(name: str) -> None:
-    resolved = resolved_config(**CONFIGS[name])
-    for enables in (True, False) if name != "pins" else (True,):
-        each = replace(resolved, cache=replace(resolved.cache, enable_prefix_caching=enables))
-        topology = Topology.from_resolved(each)
-        theirs = Replica(0, each, topology)
-        assert facts(create_cache(each, topology)) == facts(theirs.cache)
-        assert vars(create_pacer(each)) == vars(theirs.pacer)
 
 
 def replica_of(tally: Tally, **config: Any) -> SimulatedReplica:
