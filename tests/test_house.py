@@ -29,6 +29,7 @@ PURE_ROOMS = (
     "step",
     "planner",
     "simulator",
+    "view",
     "faults",
 )
 PURE_MODULES = ("heddle", "heddle.models", "heddle.models.config_json", "heddle.cli.main")
@@ -122,6 +123,10 @@ SIMULATE_FLAGS = (
     "--max-num-queued-tokens --max-num-seqs --no-bounds --no-enable-prefix-caching --output-len "
     "--prompt-len --rate --requests --seed --sweep --synthetic --target-itl --tpot --trace --ttft"
 )
+VIEW_FLAGS = (
+    "-o --output --api-key --seq-len --heads --device --devices --hf-overrides "
+    "--kv-cache-memory-bytes --max-model-len --max-num-batched-tokens --max-num-seqs"
+)
 SURFACE = {
     "serve": f"{COMMON_FLAGS} {LAYOUT_FLAGS} {ENGINE_FLAGS} {SERVE_FLAGS}",
     "chat": f"{COMMON_FLAGS} {LAYOUT_FLAGS} {ENGINE_FLAGS} {CHAT_FLAGS}",
@@ -130,6 +135,7 @@ SURFACE = {
     "generate": f"{COMMON_FLAGS} {LAYOUT_FLAGS} {ENGINE_FLAGS} {GENERATE_FLAGS}",
     "show": f"{COMMON_FLAGS} {LAYOUT_FLAGS} --heads --seq-len",
     "plan": f"{COMMON_FLAGS} {LAYOUT_FLAGS} {PLAN_FLAGS}",
+    "view": f"{COMMON_FLAGS} {LAYOUT_FLAGS} {VIEW_FLAGS}",
     "simulate": f"{COMMON_FLAGS} {LAYOUT_FLAGS} {SIMULATE_FLAGS}",
     "verify": f"{COMMON_FLAGS} {LAYOUT_FLAGS} {ENGINE_FLAGS} --all --max-tokens --task --world",
     "doctor": f"{COMMON_FLAGS} {LAYOUT_FLAGS} {ENGINE_FLAGS} --dump --calibrate --manifest",

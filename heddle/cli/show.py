@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from heddle.cli.flags import add_layout_flags, command_parser, layout_config
 from heddle.cli.output import Output
 from heddle.cli.parser import CommandParser
+from heddle.cli.summaries import SUMMARIES
 from heddle.cli.values import heads, size
 from heddle.config import ModelConfig, ParallelConfig
 from heddle.errors import ConfigError
@@ -23,7 +24,7 @@ from heddle.errors import ConfigError
 if TYPE_CHECKING:
     from heddle.layout.rules import Verdict
 
-SUMMARY = "print who computes which row, stores which token and sends what; starts nothing"
+SUMMARY = SUMMARIES["show"]
 
 
 def create_parser(environment: Mapping[str, str], output: Output) -> CommandParser:
@@ -81,10 +82,12 @@ def describe(
     arguments: argparse.Namespace, parallel: ParallelConfig, config: ModelConfig | None
 ) -> tuple[dict[str, Any], list[str]]:
     """The document of a legal layout, and what a reader of its tables should know."""
-    from heddle.cli import ownership
     from heddle.cli.outline import outline
+    from heddle.cli.ownership import notes
     from heddle.cli.show_topology import ShownModel, assume_model, create_topology
     from heddle.cli.step_sketch import sketch_step
+    from heddle.layout.layout_object import layout_object
+    from heddle.view import ownership
 
     model = (
         assume_model(arguments.heads, parallel)
@@ -100,17 +103,14 @@ def describe(
         dtype=arguments.dtype,
         kv_cache_dtype=arguments.kv_cache_dtype,
     )
+    layout = layout_object(parallel, block_size=arguments.block_size, executor=arguments.executor)
     document = ownership.describe(
-        parallel,
-        block_size=arguments.block_size,
-        executor=arguments.executor,
-        heads=model.heads,
-        seq_lens=arguments.seq_len,
+        parallel, layout=layout, heads=model.heads, seq_lens=arguments.seq_len
     )
     document |= {"model": model.document()}
     document |= outline(shown.topology, is_known=config is not None)
     document |= {"step": sketch_step(shown, max(arguments.seq_len))}
-    return document, [*model.notes, *ownership.notes(parallel)]
+    return document, [*model.notes, *notes(parallel)]
 
 
 def _print(document: dict[str, Any], notes: list[str], output: Output) -> None:

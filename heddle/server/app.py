@@ -17,11 +17,12 @@ from heddle.server import facts
 from heddle.server.chat import create_chat_completion
 from heddle.server.completions import create_completion
 from heddle.server.errors import ApiError
-from heddle.server.guard import HEALTH_PATH, OPEN_PATHS, TOLD_FAULT
+from heddle.server.guard import HEALTH_PATH, OPEN_PATHS, PAGE_PATH, TOLD_FAULT
 from heddle.server.health import health, ready
 from heddle.server.job import ClientGone
 from heddle.server.openapi import openapi
 from heddle.server.serving import Serving
+from heddle.server.ui import page
 
 log = logging.getLogger("heddle.server")
 NOT_BUILT = (
@@ -62,6 +63,7 @@ def create_app(serving: Serving, *more: Route) -> Starlette:
         Route("/version", facts.version, methods=["GET"]),
         Route("/load", facts.load, methods=["GET"]),
         Route("/openapi.json", openapi, methods=["GET"]),
+        Route(PAGE_PATH, page, methods=["GET"]),
         *(Route(f"/v1/{name}", _not_built, methods=["GET", "POST"]) for name in NOT_BUILT),
         *more,
     ]

@@ -18,6 +18,7 @@ from heddle.server.errors import ApiError, from_request_error
 from heddle.server.prompts import plain_tools
 from heddle.server.requests import DetokenizeRequest, TokenizeRequest
 from heddle.server.serving import Serving
+from heddle.server.ui import load_facts
 
 
 async def list_models(request: Request) -> Response:
@@ -43,13 +44,11 @@ async def version(request: Request) -> Response:
 
 
 async def load(request: Request) -> Response:
-    """`GET /load`: open requests, and how many sequences run and wait."""
-    serving: Serving = request.app.state.serving
-    engine = serving.running_engine
-    running, waiting = (
-        (0, 0) if engine is None else (engine.driver.num_running, engine.driver.num_waiting)
-    )
-    return JSONResponse({"server_load": serving.num_open, "running": running, "waiting": waiting})
+    """`GET /load`: open requests, who runs and waits, how full the pool is; with `layout=1` the
+    layout too.
+    """
+    with_layout = request.query_params.get("layout", "0") == "1"
+    return JSONResponse(load_facts(request.app.state.serving, with_layout=with_layout))
 
 
 async def tokenize(request: Request) -> Response:

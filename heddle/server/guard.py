@@ -25,9 +25,11 @@ from heddle.server.sse import send_error
 MAX_HEADER_BYTES = 32 << 10
 MAX_HEADER_FIELDS = 100
 HEALTH_PATH = "/health"
-OPEN_PATHS = frozenset((HEALTH_PATH, "/ready", "/ping"))
-"""Need no key, but for a deep look."""
-PROBES = OPEN_PATHS | {"/metrics"}
+PAGE_PATH = "/"
+_HEALTH_PATHS = frozenset((HEALTH_PATH, "/ready", "/ping"))
+OPEN_PATHS = _HEALTH_PATHS | {PAGE_PATH}
+"""Need no key, but for a deep look, and for any other use of the page's path than to read it."""
+PROBES = _HEALTH_PATHS | {"/metrics"}
 """Asked for every few seconds: their lines are for debugging."""
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 MAX_LOGGED_PATH = 100
@@ -181,7 +183,8 @@ class Guard:
         origin = headers.get("origin")
         if origin is not None and not self._allows(origin, headers.get("host", "")):
             return ApiError("pages of this origin may not call; see --allowed-origins", "forbidden")
-        is_open = scope["path"] in self._open_paths and not is_deep(scope)
+        is_read = scope["path"] != PAGE_PATH or scope["method"] in ("GET", "HEAD")
+        is_open = scope["path"] in self._open_paths and is_read and not is_deep(scope)
         needs_key = not is_open and not _is_preflight(scope)
         if self._keys and needs_key and not self._keys.opens(headers.get("authorization", "")):
             return ApiError("no API key, or a wrong one", "invalid_api_key")

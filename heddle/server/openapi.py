@@ -29,7 +29,7 @@ _READS = {
     "/ready": "Whether new requests are taken",
     "/ping": "As /health",
     "/version": "Version of the server",
-    "/load": "Open requests",
+    "/load": "Open requests, sequences that run and wait, and how full the pool is",
 }
 _DEEP = {
     "name": "deep",

@@ -147,6 +147,7 @@ class Server:
         metrics = self._reporter.metrics
         serving.on_refusal = self._reporter.note_refusal
         serving.on_ignored = metrics.count_ignored
+        serving.num_generated = lambda: metrics.totals.num_generation_tokens
         self._app = create_app(serving, metrics.route())
         self._guard = Guard(
             self._app,

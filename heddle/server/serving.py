@@ -75,6 +75,8 @@ class Serving:
         """Told of every error that a client gets, with the id of its request."""
         self.on_ignored: Callable[[str], None] = _unheard
         """Told of every field that nobody knows."""
+        self.num_generated: Callable[[], int] = int
+        """Tokens of answers since the start."""
         self._open: dict[Job, str] = {}
         """Requests in the engine, with the ids that their clients know."""
         self._engine: AsyncLLM | None = None

@@ -168,7 +168,6 @@ def test_bodies_that_are_no_requests(
 
 def test_wrong_paths_and_methods_answer_in_json(served: Served) -> None:
     for path in (
-        "/",
         "/v1",
         "/v1/",
         "/v1/completions/",

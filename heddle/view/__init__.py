@@ -1,0 +1,1 @@
+"""One page that shows a layout: who is with whom, who stores and computes what, one step."""
