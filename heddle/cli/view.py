@@ -173,6 +173,10 @@ def _of_server(source: str, arguments: argparse.Namespace) -> dict[str, Any]:
 
     socket = source.removeprefix(_SOCKET) if source.startswith(_SOCKET) else None
     key = arguments.api_key
+    if socket is not None and not Path(socket).is_socket():
+        raise ConfigError(
+            f"{source}: there is no socket; a server makes the one of its --admin-uds"
+        )
     transport = httpx2.HTTPTransport(uds=socket) if socket else httpx2.HTTPTransport()
     try:
         with httpx2.Client(transport=transport, timeout=_TIMEOUT_SECONDS) as client:

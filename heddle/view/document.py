@@ -101,8 +101,8 @@ def from_json(found: Any, name: str, seq_lens: Sequence[int]) -> dict[str, Any]:
             for is_one, read in _READERS:
                 if is_one(found):
                     return read(found, name, seq_lens)
-    except ConfigError:
-        raise
+    except ConfigError as error:
+        raise ConfigError(f"{name}: {error}") from error
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise ConfigError(
             f"{name}: it lacks what its kind must have ({type(error).__name__}: {error}); "
@@ -148,7 +148,7 @@ def _of_trace(
 ) -> dict[str, Any]:
     timeline, header = from_trace(events), header_of(events)
     if header is None:
-        raise ConfigError(f"{name}: it does not say of which engine it is, as --trace-file does")
+        raise ConfigError("it does not say of which engine it is, as --trace-file does")
     layout = header["layout"]
     lens = _lens_of(timeline) or seq_lens
     entry = of_layout("as traced", parallel_of(layout), layout, seq_lens=lens, timeline=timeline)
@@ -197,7 +197,7 @@ def _of_simulation(found: Mapping[str, Any], name: str, seq_lens: Sequence[int])
 
 def _of_server(found: Mapping[str, Any], name: str, seq_lens: Sequence[int]) -> dict[str, Any]:
     if "engine" not in found:
-        raise ConfigError(f"{name}: the server is {found['phase']}; ask again when it is ready")
+        raise ConfigError(f"the server is {found['phase']}; ask again when it is ready")
     engine = found["engine"]
     parallel = ParallelConfig(**engine["parallel"])
     layout = layout_of_engine(
@@ -210,7 +210,7 @@ def _of_server(found: Mapping[str, Any], name: str, seq_lens: Sequence[int]) -> 
 
 def _of_show(found: Mapping[str, Any], name: str, _: Sequence[int]) -> dict[str, Any]:
     if not found["legal"]:
-        raise ConfigError(f"{name}: a refused layout has no page: {'; '.join(found['reasons'])}")
+        raise ConfigError(f"a refused layout has no page: {'; '.join(found['reasons'])}")
     entry = {
         "name": "as shown",
         "layout": found,

@@ -136,14 +136,16 @@ class _RankStep:
         self._lane.part("MLP", layer, [("MLP", feed_forward, -1, "", ""), *ends])
 
     def _attention(self, layer: int, calls: Sequence[Collective]) -> Iterator[Inner]:
-        pairs = list(zip(calls, self._words(layer, len(calls)), strict=True))
-        for call, words in pairs:
-            if not _is_back(words):
-                yield self._call(call, words)
-        yield ("attend", self._attention_seconds(layer), -1, "", "")
-        for call, words in pairs:
-            if _is_back(words):
-                yield self._call(call, words)
+        # In their order; all classes of rows meet their keys before the first result comes back.
+        attend = ("attend", self._attention_seconds(layer), -1, "", "")
+        is_met = False
+        for call, words in zip(calls, self._words(layer, len(calls)), strict=True):
+            if not is_met and _is_back(words):
+                yield attend
+                is_met = True
+            yield self._call(call, words)
+        if not is_met:
+            yield attend
 
     def _words(self, layer: int, count: int) -> Sequence[CallWords]:
         topology = self._topology

@@ -197,15 +197,17 @@ class LaneBuilder:
             inner: (name, seconds, bytes, carries, reason); bytes -1: computing, which gets no span
                 of its own unless it is named otherwise than the part.
         """
-        begin, calls = self._at, []
+        begin = self._at
+        spans: list[list[Any]] = [[name, 0, begin, 0.0, layer, -1, -1, -1]]
         for what, seconds, num_bytes, carries, reason in inner:
             if num_bytes >= 0 or what != name:
                 places = self._words.place(carries), self._words.place(reason)
-                calls.append([what, 1, self._at, seconds * 1e6, layer, num_bytes, *places])
+                spans.append([what, 1, self._at, seconds * 1e6, layer, num_bytes, *places])
             self._at += seconds * 1e6
-        for span in ([name, 0, begin, self._at - begin, layer, -1, -1, -1], *calls):
+        spans[0][3] = self._at - begin
+        for span in spans:
             span[2], span[3] = round(span[2], 2), round(span[3], 2)
-            self.spans.append(span)
+        self.spans += spans
 
     @property
     def seconds(self) -> float:

@@ -46,10 +46,9 @@ def shown_calls(lane: list[list[Any]], layer: int) -> list[tuple[str, int]]:
     return [(s[0], s[5]) for s in lane if s[1] == 1 and s[4] == layer and s[5] >= 0]
 
 
-layouts = st.sampled_from(
-    [(1, 1, 1, 1), (2, 1, 2, 1), (1, 2, 2, 1), (2, 2, 2, 1), (2, 2, 4, 1), (4, 2, 8, 1)]
-    + [(2, 2, 2, 2), (1, 4, 4, 1), (1, 4, 2, 2)]
-)
+LAYOUTS = [(1, 1, 1, 1), (2, 1, 2, 1), (1, 2, 2, 1), (2, 2, 2, 1), (2, 2, 4, 1), (4, 2, 8, 1)]
+LAYOUTS += [(2, 2, 2, 2), (1, 4, 4, 1), (1, 4, 2, 2)]
+layouts = st.sampled_from(LAYOUTS)
 parts_of = st.lists(
     st.one_of(
         st.builds(Rows, st.integers(1, 30_000), st.just(1)),

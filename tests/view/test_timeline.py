@@ -63,7 +63,7 @@ def test_of_many_steps_the_first_and_the_last_are_shown() -> None:
     names = [s["name"] for s in found["steps"]]
     assert len(names) == MAX_STEPS
     assert (names[0], names[-1]) == ("step 0", "step 99")
-    assert len({word for word in found["words"]}) == len(found["words"]) == 2
+    assert len(set(found["words"])) == len(found["words"]) == 2
 
 
 def test_of_many_ranks_the_first_are_shown() -> None:

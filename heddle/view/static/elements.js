@@ -42,8 +42,8 @@ const heddle = (() => {
   function seconds(s) {
     if (s === null || s === undefined) return "–";
     if (s === 0) return "0 s";
-    if (s < 1e-3) return (s * 1e6).toPrecision(3) + " µs";
-    if (s < 1) return (s * 1e3).toPrecision(3) + " ms";
+    if (s < 0.9995e-3) return (s * 1e6).toPrecision(3) + " µs";
+    if (s < 0.9995) return (s * 1e3).toPrecision(3) + " ms";
     return (s < 100 ? s.toPrecision(3) : whole(s)) + " s";
   }
   const range = (pair, text) => pair.map((n) => (n === null ? "–" : text(n))).join(" to ");

@@ -90,7 +90,7 @@ heddle.mesh = (entry) => {
     ? " There are more groups than colours: the outline round a chosen rank's mates tells them apart."
     : "";
   return heddle.section("mesh", "Mesh",
-    `${whole(layout.world_size)} ranks, ${heddle.degrees(layout.layout)}. Ranks of one colour work ` +
+    `${whole(layout.world_size)} ${layout.world_size === 1 ? "rank" : "ranks"}, ${heddle.degrees(layout.layout)}. Ranks of one colour work ` +
     `together; a chosen rank's mates are outlined.${many}`,
     el("div", { class: "row" }, picker),
     el("div", { class: "split" },

@@ -23,23 +23,23 @@ heddle.ownership = (entry) => {
     const picture = svg("svg", { id, viewBox: `0 0 ${space} ${height}`, width: space, height,
       role: "img", "aria-label": title });
     shown.forEach((name, i) => picture.append(svg("text", { x: 0, y: i * LANE + 14 }, name)));
+    const foot = shown.length * LANE + 4;
+    if (token >= low && token < high) {
+      const x = LEFT + (token + 0.5 - low) * scale;
+      picture.append(svg("line", { class: "mark token", x1: x, x2: x, y1: 0, y2: foot }));
+    }
     for (const box of boxes) {
       const start = Math.max(box.start, low), end = Math.min(box.end, high);
       const lane = box.lane - skipped;
       if (lane < 0 || lane >= LANES || end <= start) continue;
       const x = LEFT + (start - low) * scale, width = Math.max((end - start) * scale, 0.6);
       picture.append(svg("rect", { x, y: lane * LANE + 2, width, height: LANE - 4,
-        class: `box ${color(box.lane)}` },
+        class: `box ${color(box.lane)}${token >= start && token < end ? " now" : ""}` },
       svg("title", {}, `${names[box.lane]}: ${box.start} to ${box.end - 1}`)));
       const label = box.end - box.start === 1 ? `${box.start}` : `${box.start}–${box.end - 1}`;
       if (width > label.length * CHARACTER + 4) {
         picture.append(svg("text", { x: x + 3, y: lane * LANE + 14, class: "on" }, label));
       }
-    }
-    const foot = shown.length * LANE + 4;
-    if (token >= low && token < high) {
-      const x = LEFT + (token + 0.5 - low) * scale;
-      picture.append(svg("line", { class: "mark token", x1: x, x2: x, y1: 0, y2: foot }));
     }
     picture.append(svg("line", { class: "axis", x1: LEFT, x2: space, y1: foot, y2: foot }),
       svg("text", { x: LEFT, y: foot + 15 }, whole(low)),

@@ -9,7 +9,7 @@ heddle.simulation = (sim) => {
     ["refused", whole(sim.rejects)], ["preemptions", whole(sim.preemptions)],
     ["prefix hits", percent(sim.hit_rate)], ["tokens/s", tenth(sim.tok_s)],
     ["tokens/s per device", tenth(sim.tok_s_per_device)], ["simulated time", seconds(sim.duration_s)]];
-  if (sim.goodput !== null) facts.push(["kept the targets, requests/s", sim.goodput.toFixed(2)]);
+  if (sim.goodput !== null) facts.push(["in target, req/s", sim.goodput.toFixed(2)]);
 
   function times() {
     const kinds = [["first token", "ttft"], ["between tokens", "itl"], ["whole answer", "e2e"]];
