@@ -7,7 +7,8 @@
 Only finalists are looked at: layouts that serve as many of the requests at once as any, and of them
 those that keep the targets, where some do. The ranges of a sheet move all layouts together, so two
 layouts are compared at the same end: one is ahead if it is, by a tenth and more, at both ends and
-in the middle. Where none is ahead the simpler layout is named, and it is said.
+in the middle. Where none is ahead, those that another of them beats in some other respect are left
+out, and of the rest the simplest is named, and it is said.
 
 What a layout rules out is said in words: lengths, concurrency, and what a later change would cost.
 """
@@ -61,7 +62,8 @@ def recommend(candidates: Sequence[Candidate], load: Workload) -> list[Advice]:
     chosen: dict[int, tuple[Candidate, list[str], list[str]]] = {}
     for role, among in (("first token", all_of_them), ("throughput", all_of_them), ("room", near)):
         best = min(among, key=lambda each: (_ROLES[role](each, "mid"), _simplicity(each)))
-        named = min((each for each in among if not is_ahead(best, each, role)), key=_simplicity)
+        alike = [each for each in among if not is_ahead(best, each, role)]
+        named = min((each for each in alike if not _is_beaten(each, alike)), key=_simplicity)
         _, roles, ties = chosen.setdefault(id(named), (named, [], []))
         roles.append(role)
         if named is not best:
@@ -89,6 +91,15 @@ def is_ahead(one: Candidate, other: Candidate, role: str) -> bool:
     """
     value = _ROLES[role]
     return all(value(other, edge) >= _APART * value(one, edge) for edge in EDGES)
+
+
+def _is_beaten(candidate: Candidate, others: Sequence[Candidate]) -> bool:
+    """Another one is ahead in something, and behind in nothing that can be told."""
+    return any(
+        any(is_ahead(other, candidate, role) for role in _ROLES)
+        and not any(is_ahead(candidate, other, role) for role in _ROLES)
+        for other in others
+    )
 
 
 def _simplicity(candidate: Candidate) -> tuple[float, ...]:

@@ -75,6 +75,24 @@ def test_the_simpler_layout_is_named_where_none_can_be_told_ahead(
         assert "the simpler layout is named" in said[0]
 
 
+def test_a_simple_layout_that_is_far_behind_in_another_respect_is_not_named() -> None:
+    """Llama 3.1 70B on 8 H200: replicas of two ranks serve as many tokens, after three times the
+    wait.
+    """
+    settings = settings_for("llama-3.1-70b", "H200", 8, chunk_per_pcp_rank=True)
+    load = Workload(prompt_len=32768, output_len=500, concurrency=16)
+    candidates = Search(settings=settings, load=load).run().candidates
+    waits = {
+        (c.parallel.tensor_parallel_size, c.parallel.data_parallel_size): c.prediction.ttft
+        for c in candidates
+        if c.prediction is not None and c.parallel.world_size == 8 and c.ends
+    }
+    assert waits[2, 4] > 2 * waits[8, 1]
+    for entry in recommend(candidates, load):
+        assert entry.candidate.prediction is not None
+        assert entry.candidate.prediction.ttft < 1.5 * min(waits.values())
+
+
 def test_one_end_at_which_it_is_behind_is_enough(found: Found) -> None:
     served = [c for c in found.candidates if c.prediction is not None][:2]
     base = served[0].prediction

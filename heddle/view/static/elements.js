@@ -8,6 +8,10 @@ const heddle = (() => {
   function trouble(text) {
     problems.push(String(text));
     document.body.dataset.errors = problems.join(" | ");
+    if (problems.length > 1 || !document.getElementById("main")) return;
+    document.getElementById("main").prepend(el("p", { class: "error", role: "alert" },
+      "Part of this page could not be drawn; was its document written by this version of heddle? ",
+      problems[0]));
   }
   addEventListener("error", (event) => trouble(event.message));
   addEventListener("unhandledrejection", (event) => trouble(event.reason));
