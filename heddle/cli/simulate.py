@@ -131,7 +131,7 @@ _FLAGS: dict[str, dict[str, Any]] = {
 def run(arguments: argparse.Namespace, output: Output) -> int:
     """Simulate, and print what was found; a trace of which nothing could be served is exit 1."""
     from heddle.cli.simulate_tables import print_simulation
-    from heddle.simulator.document import describe
+    from heddle.simulator.document import describe, serve_flags
     from heddle.simulator.outcome import Job, Targets
     from heddle.simulator.sweep import bounds_of, choose, edges, entries, run_jobs
 
@@ -162,7 +162,8 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     if arguments.sweep:
         answers = run_jobs(jobs)
         sweep = entries(chosen, answers)
-        place = next(i for i, e in enumerate(answers) if e["tok_s"] == sweep[0]["tok_s"])
+        best = sweep[0]["flags"]
+        place = next(at for at, each in enumerate(chosen) if serve_flags(each.engine) == best)
         ends = run_jobs(edges(jobs[place])) if wants_bounds else []
     else:
         answers = run_jobs([*jobs, *(edges(jobs[0]) if wants_bounds else [])])

@@ -316,7 +316,7 @@ class Driver:
 
     def _end_step(self, replica: Replica) -> list[RequestOutput]:
         outcome = replica.end_step(self._executor.collect(replica.index), self._siblings_of)
-        self._recovery.note_good_step(replica.index, outcome.adapter_changes)
+        self._recovery.note_good_step(replica.index, outcome)
         self.counters.count_step(outcome.scheduled)
         self.bad_numbers.note(outcome.sampled, outcome.failed, outcome.bad_ranks)
         self._tell_probe(outcome.probed)

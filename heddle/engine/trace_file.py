@@ -22,6 +22,7 @@ from heddle.layout.layout_object import layout_object
 from heddle.step.batch import RankReply
 from heddle.step.call_words import (
     CHOSEN,
+    EMBEDDINGS,
     EXPERTS,
     NORMS,
     ORDER,
@@ -61,7 +62,8 @@ class TraceFile:
 
     @classmethod
     def create(cls, resolved: ResolvedConfig) -> TraceFile | None:
-        """The file that `resolved` asks for, private to this user; None: none.
+        """The file that `resolved` asks for; None: it asks for none. One that was there is emptied
+        and keeps its mode, a new one is private to this user.
 
         Raises:
             ConfigError: it cannot be written.
@@ -243,6 +245,8 @@ class _Words:
             return self._next_of_attention(part.layer)
         if call.group == "pp":
             return STAGES
+        if part.part == "embedding":
+            return EMBEDDINGS
         if part.part == "logits":
             return ORDER if call.group == "pcp" else VOCABULARY
         if part.part == "projection":

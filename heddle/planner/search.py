@@ -223,6 +223,15 @@ def _plane_sizes(devices: int) -> list[int]:
     return list(divisors(devices))
 
 
+ORDERS: tuple[Callable[[tuple[Candidate, Prediction]], float], ...] = (
+    lambda pair: -pair[1].tok_s,
+    lambda pair: pair[1].ttft,
+    lambda pair: pair[1].tpot,
+    lambda pair: -pair[0].engine.room.tokens_total,
+)
+"""Ways to be near the front: by throughput, by first token, by gap and by room; small is near."""
+
+
 def finalists_of(candidates: Sequence[Candidate], load: Workload) -> list[Candidate]:
     """Those that are near the front in some way, and serve as many requests at once as any.
 
@@ -234,13 +243,7 @@ def finalists_of(candidates: Sequence[Candidate], load: Workload) -> list[Candid
     most = max((found.concurrency for _, found in serving), default=0)
     whole = [pair for pair in serving if pair[1].concurrency == most]
     keeping = [pair for pair in whole if keeps(pair[1], load)] or whole
-    orders: tuple[Callable[[tuple[Candidate, Prediction]], float], ...] = (
-        lambda pair: pair[1].ttft,
-        lambda pair: -pair[1].tok_s,
-        lambda pair: pair[1].tpot,
-        lambda pair: -pair[0].engine.room.tokens_total,
-    )
-    chosen = [each for order in orders for each, _ in sorted(keeping, key=order)[:_FINALISTS]]
+    chosen = [each for order in ORDERS for each, _ in sorted(keeping, key=order)[:_FINALISTS]]
     return list({id(each): each for each in chosen}.values())
 
 

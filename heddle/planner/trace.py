@@ -141,7 +141,14 @@ def _rows(path: Path, file: TextIO) -> Iterator[Mapping[str, Any]]:
     else:
         for number, line in enumerate(file, 1):
             if line.strip():
-                yield _object(json.loads(line), f"line {number}")
+                yield _object(_decoded(line, number), f"line {number}")
+
+
+def _decoded(line: str, number: int) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError as error:  # it calls every line the first
+        raise ValueError(f"line {number} is not JSON: {error}") from error
 
 
 def _object(row: Any, name: str) -> Mapping[str, Any]:
@@ -181,7 +188,10 @@ def _arrival(row: Mapping[str, Any], number: int) -> float | None:
         return None
     value = row[name]
     if isinstance(value, str) and ":" in value:
-        date = datetime.fromisoformat(value.strip())
+        try:
+            date = datetime.fromisoformat(value.strip())
+        except ValueError as error:
+            raise ValueError(f"request {number}: {name}={value[:40]!r} is no date") from error
         return (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()
     seconds = _number(value, f"request {number}: {name}")
     return seconds / 1000 if "input_length" in row else seconds

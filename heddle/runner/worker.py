@@ -59,7 +59,7 @@ from heddle.step.plan import StepPlan, plan
 from heddle.step.probe import NO_PROBE
 from heddle.step.schedule import collective_schedule
 from heddle.step.sketch import sketch_plan
-from heddle.step.timeline import Part
+from heddle.step.timeline import Part, StepTimeline
 from heddle.step.topology import Topology
 
 COMPUTE_DEVICE = torch.device("cpu")
@@ -103,6 +103,7 @@ class RankWorker:
         self.guard = ScheduleGuard(self._watch)
         self._damage = create_damage(self._watch, self.topology.mesh.dcp_size)
         self._clock = RankClock() if resolved.trace_file is not None else None
+        self._trace_steps = resolved.trace_steps
         self._counts = CollectiveCounts(self._clock)
         groups = count_groups(_form_groups(self.topology, world), self._counts)
         self.groups = guard_groups(groups, self.guard)
@@ -267,8 +268,14 @@ class RankWorker:
             seconds=time.monotonic() - started,
             collectives=self._counts.take(),
             recordings=None if recordings is None else recordings.use_since(num_repeated),
-            timeline=None if self._clock is None else self._clock.end_step(),
+            timeline=self._timeline(batch.step),
         )
+
+    def _timeline(self, step: int) -> StepTimeline | None:
+        """None once the steps of this life alone have filled the trace; it may be full earlier."""
+        if self._clock is None or 0 < self._trace_steps <= step:
+            return None
+        return self._clock.end_step()
 
     def _enter(self, part: Part) -> None:
         if self._clock is not None:

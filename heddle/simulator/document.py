@@ -27,7 +27,8 @@
     series       {time_s[], kv_share[], running[], waiting[], tok_s[]}, equally long, at most 400;
                  tok_s of the stretch that ends at time_s
     ranks        {rows[], kv_tokens[], imbalance, kv_imbalance}; by global rank: rows computed in
-                 all, pads included; tokens stored when its replica held most; largest over mean
+                 all, pads included; positions it owned of the sequences there when its replica
+                 held most, those that left a window among them; largest over mean
     decode_starvation   {share_of_steps, longest_gap_s}; steps that take more than twice what their
                  decode rows alone would, of steps with decode rows; longest wait between tokens
     limited_by   {blocks, seats, prefill_slots, rows, nothing}: share of the time by what most of

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from itertools import chain
 from typing import Any
 
 from heddle.planner.document import layout
-from heddle.planner.search import Candidate
-from heddle.planner.workload import Prediction
+from heddle.planner.search import ORDERS, Candidate
 from heddle.simulator.document import serve_flags
 from heddle.simulator.outcome import Job, run_job
 
@@ -59,13 +58,7 @@ def choose(candidates: Sequence[Candidate], most: int = MAX_LAYOUTS) -> list[Can
         most: layouts.
     """
     serving = [(each, each.prediction) for each in candidates if each.prediction is not None]
-    keys: tuple[Callable[[tuple[Candidate, Prediction]], float], ...] = (
-        lambda pair: -pair[1].tok_s,
-        lambda pair: pair[1].ttft,
-        lambda pair: pair[1].tpot,
-        lambda pair: -pair[0].engine.room.tokens_total,
-    )
-    orders = [[each for each, _ in sorted(serving, key=key)] for key in keys]
+    orders = [[each for each, _ in sorted(serving, key=key)] for key in ORDERS]
     in_turn = chain.from_iterable(zip(*orders, strict=True))
     chosen = list(dict.fromkeys(id(each) for each in in_turn))[:most]
     return [each for each in candidates if id(each) in chosen]

@@ -31,6 +31,7 @@ class CallWords:
 SUMS = CallWords("partial sums", "each TP rank multiplied its own share of the matrix")
 """The sum over TP behind a projection that is cut over its input."""
 NORMS = CallWords("squares of norms", "a norm over heads that TP ranks share")
+EMBEDDINGS = CallWords("rows of the embedding", "each TP rank holds a share of the vocabulary")
 STATES = CallWords("recurrent states", "a state goes on where the rows before it were computed")
 EXPERTS = CallWords("rows of dealt experts", "each rank holds some experts whole")
 STAGES = CallWords("hidden rows", "the next layers are those of another stage")

@@ -17,6 +17,7 @@ from heddle.planner.memory import PlannedEngine
 from heddle.planner.traffic import members_of
 from heddle.step.call_words import (
     CHOSEN,
+    EMBEDDINGS,
     EXPERTS,
     NORMS,
     ORDER,
@@ -94,7 +95,7 @@ class _RankStep:
         """All of it: what comes before the layers, one layer of each kind, what comes after."""
         for call in self._schedule.prologue:
             self._lane.part(
-                "embedding", -1, [self._call(call, STAGES if call.group == "pp" else SUMS)]
+                "embedding", -1, [self._call(call, STAGES if call.group == "pp" else EMBEDDINGS)]
             )
         for layer, count in self._kinds():
             self._layer(layer, count)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from heddle.cli.main import main
+from heddle.simulator.outcome import Job
+from heddle.simulator.sweep import run_jobs
 
 FAST = "qwen3-0.6b --device H200 --max-model-len 4096 --kv-cache-memory-bytes 128M"
 MADE_UP = "--synthetic poisson --requests 30 --rate 20 --prompt-len 300 --output-len 10"
@@ -126,6 +129,28 @@ def test_a_sweep_compares_layouts(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = simulate(capsys, f"{FAST} --devices 2 -pcp 1 {MADE_UP} --sweep")
     assert code == 0
     assert "tokens/s/device" in out
+
+
+def test_a_sweep_prints_the_layout_that_it_lists_first_though_others_are_as_fast(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def alike(jobs: Sequence[Job]) -> list[dict[str, Any]]:
+        """Answers of one rate, each with earlier tokens than the one before it."""
+        answers = run_jobs(jobs, num_processes=1)
+        for number, answer in enumerate(answers):
+            answer["tok_s"] = answer["tok_s_per_device"] = 1.0
+            for name in ("ttft", "itl"):
+                answer[name]["p99"] = 1 / (number + 1)
+        return answers
+
+    monkeypatch.setattr("heddle.simulator.sweep.run_jobs", alike)
+    found = document_of(capsys, f"{FAST} --devices 2 {MADE_UP} --sweep")
+    best, *others = found["sweep"]
+    assert others
+    assert best["on_front"]
+    assert not any(entry["on_front"] for entry in others)
+    for name in ("layout", "flags", "itl", "ttft"):
+        assert found[name] == best[name]
 
 
 @pytest.mark.dist

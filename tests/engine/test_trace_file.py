@@ -133,6 +133,20 @@ def test_events_of_a_rank_lie_inside_each_other(name: str, folder: Path, tmp_pat
             assert inside, f"{call} is in no part"
 
 
+def test_calls_outside_of_attention_are_told_apart(folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    run(folder, path, tensor_parallel_size=2)
+    found = defaultdict(list)
+    for event in spans(path):
+        if "op" in event["args"]:
+            found[event["pid"], event["args"]["step"]].append(event["args"]["carries"])
+    assert len(found) > 2
+    for first, *sums, last in found.values():
+        assert first == "rows of the embedding"
+        assert set(sums) == {"partial sums"}
+        assert last == "logits"
+
+
 def test_steps_that_are_launched_again_are_traced_as_well(folder: Path, tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     steps = run(folder, path)
@@ -147,7 +161,15 @@ def test_a_file_ends_after_its_steps(folder: Path, tmp_path: Path) -> None:
     steps = run(folder, path, trace_steps=2, tensor_parallel_size=2)
     assert len(steps) > 2
     assert {e["args"]["step"] for e in spans(path)} == {0, 1}
+    timed = [{reply.timeline is not None for reply in replies} for replies in steps]
+    assert timed == [{True}] * 2 + [{False}] * (len(steps) - 2)  # nobody would write more of them
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_a_file_without_a_bound_has_all_steps(folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    steps = run(folder, path, trace_steps=0, tensor_parallel_size=2)
+    assert {e["args"]["step"] for e in spans(path) if e["pid"] == 0} == set(range(len(steps)))
 
 
 @pytest.mark.parametrize("name", ["no/such/folder.json", ".", "nul\0byte"])
@@ -165,6 +187,13 @@ class FullDisk(io.BytesIO):
     def __init__(self, room: int) -> None:
         super().__init__()
         self.room = room
+        self.content = b""
+        """Of a file that was closed."""
+
+    def close(self) -> None:
+        if not self.closed:
+            self.content = self.getvalue()
+        super().close()
 
     def write(self, data: Any) -> int:
         self.room -= len(data)
@@ -173,7 +202,19 @@ class FullDisk(io.BytesIO):
         return super().write(data)
 
 
-def test_a_full_disk_ends_the_trace_and_nothing_else(
+def test_a_disk_that_fills_up_ends_the_trace_and_not_the_engine(
+    folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = FullDisk(8000)
+    monkeypatch.setattr(TraceFile, "create", lambda resolved: TraceFile(resolved, disk))
+    steps = run(folder, Path("trace.json"), tensor_parallel_size=2)
+    assert sum(len(reply.sampled) for replies in steps for reply in replies) == 4 * len(PROMPTS)
+    assert disk.closed
+    assert b'"step 0"' in disk.content
+    assert caplog.text.count("trace: trace.json ends here: [Errno 28]") == 1
+
+
+def test_a_disk_that_is_full_before_the_first_step_is_said(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     resolved = replace(resolve_case(folder, Case()), trace_file="trace.json")

@@ -125,7 +125,11 @@ def test_lists_of_lengths_are_traces(tmp_path: Path, name: str, text: str) -> No
         ("a.json", '{"prompt_len": 5}', "it holds dict, and a list of requests was expected"),
         ("a.json", '[{"conversations": []}]', "request 1 has none of .*; it has conversations"),
         ("a.json", "[" * 100_000, "cannot be read"),
-        ("a.jsonl", '{"prompt_len": 5, "output_len": 1}\n{"prompt_len": 5, "outp', "cannot be"),
+        (
+            "a.jsonl",
+            '{"prompt_len": 5, "output_len": 1}\n{"prompt_len": 5, "outp',
+            "line 2 is not JSON",
+        ),
         ("a.jsonl", '{"prompt_len": NaN, "output_len": 1}', "prompt_len='nan' is not a finite"),
         ("a.jsonl", '{"prompt_len": 1e999, "output_len": 1}', "prompt_len='inf' is not a finite"),
         ("a.jsonl", '{"prompt_len": true, "output_len": 1}', "prompt_len='True' is not a finite"),
@@ -135,7 +139,7 @@ def test_lists_of_lengths_are_traces(tmp_path: Path, name: str, text: str) -> No
         ("a.csv", "prompt_len\n5\n", "request 1 has none of .*; it has prompt_len"),
         ("a.csv", "prompt_len,output_len\n5\n", "output_len='None' is not a finite number"),
         ("a.csv", "prompt_len,output_len,TIMESTAMP\n5,1,soon\n", "TIMESTAMP='soon' is not a"),
-        ("a.csv", "prompt_len,output_len,TIMESTAMP\n5,1,a:b\n", "cannot be read"),
+        ("a.csv", "prompt_len,output_len,TIMESTAMP\n5,1,a:b\n", "request 1: TIMESTAMP='a:b' is no"),
         ("a.csv", "prompt_len,output_len,TIMESTAMP\n5,1,1\n5,1,\n", "request 2 has no time"),
     ],
 )

@@ -81,11 +81,14 @@ TABLE = PriceTable(CostModel(engine_for(settings_for(devices=2, window=32768), 2
 
 
 def test_more_work_never_takes_less() -> None:
-    last = 0.0
-    for keys in range(0, 600_000, 7919):
-        seconds = TABLE.step(Shape(20, keys, 300, 10_000)).seconds
-        assert seconds >= last > -1
-        last = seconds
+    found = [TABLE.step(Shape(20, keys, 300, 10_000)) for keys in range(0, 600_000, 7919)]
+    seconds = [price.seconds for price in found]
+    assert seconds == sorted(seconds)
+    assert seconds[0] < seconds[-1]
+
+
+def test_a_node_is_asked_of_the_model_once() -> None:
+    TABLE.step(Shape(20, 7919, 300, 10_000))
     asked = TABLE.num_nodes
     TABLE.step(Shape(20, 7919, 300, 10_000))
     assert TABLE.num_nodes == asked

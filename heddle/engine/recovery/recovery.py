@@ -29,10 +29,9 @@ from heddle.engine.recovery.places import Places
 from heddle.engine.recovery.refused import RefusedRequests
 from heddle.engine.recovery.restarts import CulpritFound, Restarts
 from heddle.engine.recovery.suspects import Suspects
-from heddle.engine.replica import Replica
+from heddle.engine.replica import Replica, StepOutcome
 from heddle.engine.request_state import RequestState
 from heddle.errors import HeddleError, PlanMismatch, RankFailed, counted, quoted
-from heddle.step.batch import AdapterChange
 
 log = logging.getLogger("heddle.engine")
 
@@ -96,16 +95,16 @@ class Recovery:
         """
         self._refused.check(find_digest)
 
-    def note_good_step(self, replica: int, changes: Sequence[AdapterChange]) -> None:
-        """Ranks have done a step of requests.
+    def note_good_step(self, replica: int, outcome: StepOutcome) -> None:
+        """Ranks have done a step; one without rows proves nothing but the adapters that it brought.
 
         Args:
             replica: whose ranks.
-            changes: of adapters that came with it.
+            outcome: of the step.
         """
-        for change in changes:
+        for change in outcome.adapter_changes:
             self.trust.note_taken(change, replica)
-        if self._restarts is not None:
+        if outcome.scheduled.parts and self._restarts is not None:
             self._restarts.note_good_step()
 
     def stop(self) -> None:
@@ -181,7 +180,9 @@ class Recovery:
     def _prove_adapter(self, engine: Engine, executor: Executor, adapter: LoadedAdapter) -> None:
         try:
             prove_adapter(engine.replicas, executor, adapter.change)
-        except RankFailed as failure:
+        except (RankFailed, PlanMismatch) as failure:
+            if isinstance(failure, PlanMismatch):
+                _count_mismatch(failure, engine)
             faults = self.trust.faults_of(adapter.slot)
             self._drop(engine, adapter.name, "is dropped: ranks failed when they took it in, alone")
             raise CulpritFound(str(failure), faults) from failure

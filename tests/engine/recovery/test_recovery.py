@@ -12,6 +12,7 @@ from heddle.engine.recovery.canary import FIRST_ID
 from heddle.engine.recovery.suspects import SUSPECTED_SECONDS
 from heddle.errors import PlanMismatch, RankFailed
 from tests.engine.test_driver import continue_without_eos, drain, greedy, ids
+from tests.engine.test_driver_replicas import MOE
 from tests.support.failing_executor import FailingExecutor, World
 from tests.support.fake_executor import resolved_config
 
@@ -124,6 +125,20 @@ def test_new_ranks_that_disagree_in_that_step_are_counted_and_given_up() -> None
     assert len(world.made) == 2
     assert world.made[-1].is_closed
     assert driver.counters.totals()["mismatches_plan"] == 2
+
+
+def test_empty_steps_of_other_replicas_do_not_excuse_ranks_that_disagree() -> None:
+    """In lockstep an idle replica runs a step without rows beside each step of the others."""
+    parallel = ParallelConfig(data_parallel_size=2, enable_expert_parallel=True)
+    driver, world = create(parallel=parallel, moe=MOE)
+    first = driver.add(ids(3, 4, 5), greedy(4))
+    driver.add(ids(2, POISON), greedy(4))
+    driver.abort(first)
+    world.error = PlanMismatch
+    with pytest.raises(PlanMismatch, match="failed at poison"):
+        drain(driver)
+    assert [flight for _, flight in world.seen] == [{1}, {1}]
+    assert len(world.made) == 2
 
 
 def test_faults_long_apart_make_nobody_a_suspect() -> None:
