@@ -206,6 +206,7 @@ def test_a_request_that_ranks_fail_of_gets_a_500_and_is_refused_at_once(tmp_path
         poison += tokenizer.encode("poison", False)
         assert len(poison) == 6
         neighbour = Reader(served)
+        eventually(lambda: "data: " in neighbour.text)  # later ones are told to come again
         wanted = {**ASKED, "prompt": "poison", "max_tokens": 4}
         first = served.post("/v1/completions", **wanted)
         assert first.status_code == 500, first.text
