@@ -137,7 +137,9 @@ def memory(arguments: argparse.Namespace) -> int:
             room = Capacity.of(driver.resolved)
             longest = min(room.longest_prompt, room.kv_tokens_total - 64)
             length = 256 if arguments.quick else longest
-            HeddleEngine(driver).run(prompts_of(driver, length, 1), 4)
+            # One window does not fill what several ranks share.
+            count = 1 if arguments.quick else max(1, room.kv_tokens_total // (length + 4))
+            HeddleEngine(driver).run(prompts_of(driver, length, count), 4)
             peaks = list(map(peak_bytes, pids))
         ratios = [peak / sheet.resident for peak in peaks]
         metrics[name] = {"resident_bytes": sheet.resident, "peak_bytes": peaks}
