@@ -251,7 +251,7 @@ def _read_json(path: Path, overrides: str) -> ModelConfig:
         try:
             json.loads(path.read_text(encoding="utf-8"))
             copy.write_bytes(path.read_bytes())
-        except (OSError, ValueError) as error:
+        except (OSError, RecursionError, ValueError) as error:
             raise ModelFileError(f"{path}: it is not JSON that can be read ({error})") from error
         return load_model_config(folder, overrides)
 

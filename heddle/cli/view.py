@@ -22,6 +22,7 @@ SUMMARY = SUMMARIES["view"]
 _SOCKET = "unix:"
 _MAX_FILE_BYTES = 512 << 20
 _TIMEOUT_SECONDS = 10.0
+_MAX_TOKENS = 1 << 30
 _DECODES = 8
 
 
@@ -108,9 +109,14 @@ def write_whole(path: Path, page: bytes) -> None:
     Raises:
         ConfigError: it cannot be written there.
     """
-    if path.is_dir():
-        raise ConfigError(f"output={path} is a folder; name a file in it")
     try:
+        path = path.resolve()  # a link stays, and leads to the page
+        if path.is_dir():
+            raise ConfigError(f"output={path} is a folder; name a file in it")
+        if path.exists() and not path.is_file():
+            raise ConfigError(
+                f"output={path} is a device or a pipe, which a page would replace; name a file"
+            )
         descriptor, part = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:
             with os.fdopen(descriptor, "wb") as file:
@@ -120,7 +126,9 @@ def write_whole(path: Path, page: bytes) -> None:
         except BaseException:
             Path(part).unlink(missing_ok=True)
             raise
-    except (OSError, ValueError) as error:
+    except ConfigError:
+        raise
+    except (OSError, RuntimeError, ValueError) as error:
         raise ConfigError(
             f"output={path} cannot be written: {error}; it is a file in a folder that is there"
         ) from error
@@ -129,6 +137,11 @@ def write_whole(path: Path, page: bytes) -> None:
 def document_of(arguments: argparse.Namespace) -> dict[str, Any]:
     """What the page shows."""
     source: str | None = arguments.source
+    if (longest := max(arguments.seq_len)) > _MAX_TOKENS:
+        raise ConfigError(
+            f"seq_len={longest} is not legal; it is at most {_MAX_TOKENS:,} "
+            f"(nearest: {_MAX_TOKENS})"
+        )
     if source is not None and (is_url(source) or source.startswith(_SOCKET)):
         return _of_server(source, arguments)
     if source is not None and (found := _read_document(Path(source).expanduser())) is not None:

@@ -29,6 +29,8 @@ _PROMPT_NAMES = ("input_length", "prompt_len", "ContextTokens")
 _OUTPUT_NAMES = ("output_length", "output_len", "GeneratedTokens")
 _TIME_NAMES = ("timestamp", "TIMESTAMP")
 _MAX_TOKENS = 1 << 40
+_MAX_TIME = 1e15
+"""Milliseconds of 30,000 years; beyond it, steps no longer differ."""
 
 
 class TracedRequest(NamedTuple):
@@ -68,7 +70,7 @@ def read_trace(path: Path) -> list[TracedRequest]:
         ConfigError: the file cannot be read, or a line of it is no request; names the line.
     """
     try:
-        with path.open(encoding="utf-8", newline="") as file:
+        with path.open(encoding="utf-8-sig", newline="") as file:
             found = [_request(row, number) for number, row in enumerate(_rows(path, file), 1)]
     except (OSError, ValueError, csv.Error, RecursionError) as error:
         raise ConfigError(f"trace={str(path)!r} cannot be read: {error}") from error
@@ -194,6 +196,8 @@ def _arrival(row: Mapping[str, Any], number: int) -> float | None:
             raise ValueError(f"request {number}: {name}={value[:40]!r} is no date") from error
         return (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()
     seconds = _number(value, f"request {number}: {name}")
+    if abs(seconds) > _MAX_TIME:
+        raise ValueError(f"request {number}: {name}={value} is no time; it is within {_MAX_TIME:g}")
     return seconds / 1000 if "input_length" in row else seconds
 
 

@@ -34,6 +34,8 @@ _SHARED = {"chat": 0.1, "agent": 0.5}
 _NUM_TASKS = 8
 """Kinds of tasks, each with instructions of its own."""
 _MAX_REQUESTS = 10_000_000
+_MAX_LENGTH = 1 << 24
+_LEAST_RATE, _MOST_RATE = 1e-6, 1e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,9 +62,10 @@ class Synthetic:
         check_count("requests", self.requests)
         check_rate(self.rate)
         for name in ("prompt_len", "output_len"):
-            if getattr(self, name) < 1:
+            if not 1 <= (value := getattr(self, name)) <= _MAX_LENGTH:
                 raise ConfigError(
-                    f"{name}={getattr(self, name)} is not legal; it is at least 1 (nearest: 1)"
+                    f"{name}={value} is not legal; it is at least 1 and at most {_MAX_LENGTH:,} "
+                    f"(nearest: {min(max(value, 1), _MAX_LENGTH)})"
                 )
 
 
@@ -77,8 +80,11 @@ def check_count(name: str, value: int) -> None:
 
 def check_rate(rate: float) -> None:
     """Refuse a rate that is none."""
-    if not 0 < rate < float("inf"):
-        raise ConfigError(f"rate={rate} is not legal; it is a number of requests a second above 0")
+    if not _LEAST_RATE <= rate <= _MOST_RATE:
+        raise ConfigError(
+            f"rate={rate} is not legal; it is a number of requests a second, at least "
+            f"{_LEAST_RATE:g} and at most {_MOST_RATE:g}"
+        )
 
 
 def made_up(wanted: Synthetic) -> list[TracedRequest]:

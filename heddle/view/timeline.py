@@ -76,6 +76,8 @@ def from_trace(events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """
     try:
         return _from_trace(events)
+    except ConfigError:
+        raise
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise ConfigError(
             f"the trace has an event that cannot be read ({type(error).__name__}: {error}); "

@@ -206,3 +206,11 @@ def test_a_model_of_a_trillion_parameters_is_planned_while_one_waits(capsys) -> 
     print(f"planned in {seconds:.1f} s of processor time", file=sys.stderr)
     assert len(found["candidates"]) > 100
     assert seconds < 50
+
+
+def test_a_deep_file_is_no_config(capsys, tmp_path) -> None:
+    path = tmp_path / "deep.json"
+    path.write_text("[" * 100_000)
+    code, _, err = plan(capsys, str(path))
+    assert code == 2
+    assert "it is not JSON that can be read" in err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import stat
@@ -203,6 +204,7 @@ def test_numbers_that_are_none_are_refused(
         ("http://127.0.0.1:1", "cannot be reached"),
         ("http://[", "cannot be reached"),
         ("-dp 100000", "more than a page shows"),
+        ("-dcp 2 -tp 2 --seq-len 1000000000000", "seq_len=1000000000000 is not legal"),
     ],
 )
 def test_bad_words(
@@ -223,7 +225,12 @@ def test_an_unreadable_file_is_refused(capsys: pytest.CaptureFixture[str], tmp_p
 
 
 @pytest.mark.parametrize(
-    ("out", "told"), [("gone/p.html", "cannot be written"), (".", "is a folder")]
+    ("out", "told"),
+    [
+        ("gone/p.html", "cannot be written"),
+        (".", "is a folder"),
+        ("a" * 300 + ".html", "cannot be written"),
+    ],
 )
 def test_places_that_cannot_be_written(
     out: str,
@@ -237,6 +244,22 @@ def test_places_that_cannot_be_written(
     assert code == 2
     assert told in err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_no_file_is_not_replaced(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    code, _, err = view(capsys, "-tp 2", "-o", pipe)
+    assert code == 2
+    assert "is a device or a pipe" in err
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+    link, target = tmp_path / "link.html", tmp_path / "page.html"
+    link.symlink_to(target)
+    page_of(capsys, link, "-tp 2")
+    assert link.is_symlink()
+    assert not target.is_symlink()
 
 
 def test_a_page_is_replaced_whole(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -136,6 +136,11 @@ def test_lists_of_lengths_are_traces(tmp_path: Path, name: str, text: str) -> No
         ("a.jsonl", '{"prompt_len": 5.5, "output_len": 1}', "prompt_len=5.5 is no length"),
         ("a.jsonl", '{"prompt_len": 1e15, "output_len": 1}', "is no length"),
         ("a.jsonl", f'{{"prompt_len": 1{"0" * 400}, "output_len": 1}}', "is not a finite"),
+        (
+            "a.jsonl",
+            '{"prompt_len": 5, "output_len": 1, "timestamp": 1e308}',
+            "request 1: timestamp=1e.308 is no time",
+        ),
         ("a.csv", "prompt_len\n5\n", "request 1 has none of .*; it has prompt_len"),
         ("a.csv", "prompt_len,output_len\n5\n", "output_len='None' is not a finite number"),
         ("a.csv", "prompt_len,output_len,TIMESTAMP\n5,1,soon\n", "TIMESTAMP='soon' is not a"),
@@ -148,3 +153,8 @@ def test_odd_traces_are_refused_in_words(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         read_trace(write(tmp_path, name, text))
+
+
+def test_a_byte_order_mark_is_no_part_of_a_name(tmp_path: Path) -> None:
+    path = write(tmp_path, "a.csv", "\ufeffprompt_len,output_len\n5,1\n")
+    assert [(each.prompt_len, each.output_len) for each in read_trace(path)] == [(5, 1)]

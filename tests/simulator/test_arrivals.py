@@ -87,6 +87,8 @@ def test_without_times_all_are_there_at_once_or_at_a_rate() -> None:
         ({"requests": 0}, r"requests=0 is not legal; it is at least 1 .*\(nearest: 1\)"),
         ({"rate": 0.0}, "rate=0.0 is not legal"),
         ({"rate": float("nan")}, "rate=nan is not legal"),
+        ({"rate": 1e-308}, "rate=1e-308 is not legal.* at least 1e-06"),
+        ({"output_len": 100_000_000}, r"output_len=100000000 is not legal.*\(nearest: 16777216\)"),
         ({"prompt_len": 0}, "prompt_len=0 is not legal"),
         ({"output_len": -3}, "output_len=-3 is not legal"),
     ],
