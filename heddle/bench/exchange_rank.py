@@ -36,14 +36,7 @@ class ExchangeCase(NamedTuple):
 
 def mesh_of(resolved: ResolvedConfig) -> Mesh:
     """The mesh of a layout."""
-    parallel = resolved.parallel
-    return Mesh(
-        tp_size=parallel.tensor_parallel_size,
-        pcp_size=parallel.prefill_context_parallel_size,
-        dcp_size=parallel.decode_context_parallel_size,
-        pp_size=parallel.pipeline_parallel_size,
-        dp_size=parallel.data_parallel_size,
-    )
+    return Mesh.of(resolved.parallel)
 
 
 KINDS: tuple[GroupKind, ...] = ("tp", "pcp", "dcp")

@@ -31,6 +31,7 @@ from typing import Literal
 
 import numpy as np
 
+from heddle.config.parallel import ParallelConfig
 from heddle.errors import TopologyError
 
 GroupKind = Literal["tp", "pcp", "dcp", "slice", "pp", "ep"]
@@ -112,6 +113,17 @@ class Mesh:
                     f"pcp_size={self.pcp_size}; legal here: {', '.join(map(str, legal))}"
                 ]
             )
+
+    @classmethod
+    def of(cls, parallel: ParallelConfig) -> Mesh:
+        """The ranks of a layout's degrees."""
+        return cls(
+            tp_size=parallel.tensor_parallel_size,
+            pcp_size=parallel.prefill_context_parallel_size,
+            dcp_size=parallel.decode_context_parallel_size,
+            pp_size=parallel.pipeline_parallel_size,
+            dp_size=parallel.data_parallel_size,
+        )
 
     @property
     def world_size(self) -> int:

@@ -71,7 +71,7 @@ def step_traffic(plan: StepPlan, topology: Topology, global_rank: int) -> Traffi
     for calls in (schedule.prologue, schedule.epilogue):
         _add(traffic, calls, 1, topology, visits)
     # Layers of one kind say the same, so one of them is counted for all.
-    kinds = [_kind(topology, layer) for layer in topology.stage_layers(global_rank)]
+    kinds = [layer_kind(topology, layer) for layer in topology.stage_layers(global_rank)]
     first = dict(zip(reversed(kinds), reversed(schedule.layers), strict=True))
     for kind, times in Counter(kinds).items():
         _add(traffic, first[kind], times, topology, visits)
@@ -96,7 +96,7 @@ def _add(
         group.shifted_bytes += count * size if call.op == "shift" else 0
 
 
-def _kind(topology: Topology, layer: int) -> tuple[int, bool]:
+def layer_kind(topology: Topology, layer: int) -> tuple[int, bool]:
     """What the calls of a layer depend on: its cache group (-1: recurrent), and experts."""
     moe = topology.model.moe
     return topology.group_of_layer.get(layer, -1), moe is not None and moe.has_experts(layer)

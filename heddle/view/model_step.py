@@ -14,7 +14,7 @@ from heddle.planner.arithmetic import Work, attention_work, dense_work, expert_w
 from heddle.planner.batches import Rows, create_batch
 from heddle.planner.cost import CostModel
 from heddle.planner.memory import PlannedEngine
-from heddle.planner.traffic import members_of
+from heddle.planner.traffic import layer_kind, members_of
 from heddle.step.call_words import (
     CHOSEN,
     EMBEDDINGS,
@@ -105,14 +105,9 @@ class _RankStep:
     def _kinds(self) -> list[tuple[int, int]]:
         """(first layer, layers) of each kind of this stage."""
         layers = self._topology.stage_layers(self._rank)
-        moe = self._topology.model.moe
         first: dict[tuple[int, bool], list[int]] = {}
         for layer in layers:
-            kind = (
-                self._topology.group_of_layer.get(layer, -1),
-                moe is not None and moe.has_experts(layer),
-            )
-            first.setdefault(kind, []).append(layer)
+            first.setdefault(layer_kind(self._topology, layer), []).append(layer)
         return [(found[0], len(found)) for found in first.values()]
 
     def _layer(self, layer: int, count: int) -> None:

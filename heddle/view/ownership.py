@@ -31,7 +31,7 @@ def describe(
         heads: (query, kv) head counts; None leaves heads out.
         seq_lens: lengths; each is one fresh prompt of the step whose rows are listed.
     """
-    mesh = mesh_of(parallel)
+    mesh = Mesh.of(parallel)
     kv_layout = KVLayout(mesh.dcp_size, parallel.kv_interleave_size, layout["block_size"])
     return {
         "legal": True,
@@ -48,20 +48,9 @@ def describe(
     }
 
 
-def mesh_of(parallel: ParallelConfig) -> Mesh:
-    """The ranks of a layout."""
-    return Mesh(
-        tp_size=parallel.tensor_parallel_size,
-        pcp_size=parallel.prefill_context_parallel_size,
-        dcp_size=parallel.decode_context_parallel_size,
-        pp_size=parallel.pipeline_parallel_size,
-        dp_size=parallel.data_parallel_size,
-    )
-
-
 def places(parallel: ParallelConfig) -> list[dict[str, int]]:
     """By rank, where it is: {dp, pp, pcp, tp}."""
-    mesh = mesh_of(parallel)
+    mesh = Mesh.of(parallel)
     coords = [mesh.coord_of(rank) for rank in range(mesh.world_size)]
     return [{"dp": at.dp, "pp": at.pp, "pcp": at.pcp, "tp": at.tp} for at in coords]
 

@@ -20,10 +20,10 @@ from typing import Any
 
 from heddle.config import CacheConfig, ModelConfig, ParallelConfig, ResolvedConfig, SchedulerConfig
 from heddle.config.model import RopeConfig
-from heddle.engine.executors.failure import mesh_of
 from heddle.errors import ModelFileError
 from heddle.faults.page import call_words
 from heddle.faults.watch import RankWatch, phase_of
+from heddle.layout.mesh import Mesh
 from heddle.step.batch import GlobalBatch, RankReply, SampledToken, ScheduledRequest
 from heddle.step.packed import pack_table
 from tests.support.processes import LONG_SECONDS, await_file
@@ -116,7 +116,7 @@ class FakeWorker:
         size = parallel.tensor_parallel_size * parallel.prefill_context_parallel_size
         starts = range(0, parallel.world_size, size)
         self._group = world.group("tp", [list(range(start, start + size)) for start in starts])
-        self._is_deciding = mesh_of(parallel).is_last_stage(global_rank) and global_rank % size == 0
+        self._is_deciding = Mesh.of(parallel).is_last_stage(global_rank) and global_rank % size == 0
         if on_progress is not None:
             on_progress(1, 2)
             on_progress(2, 2)

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 
 from heddle.config import folders
 from heddle.config.engine import ResolvedConfig
-from heddle.engine.executors.failure import Failure, describe_rank, first_cause, mesh_of
+from heddle.engine.executors.failure import Failure, describe_rank, first_cause
 from heddle.faults.dump import create_dump, write_dump
 from heddle.faults.page import Standing
 from heddle.faults.standing import describe, members_of
+from heddle.layout.mesh import Mesh
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +44,7 @@ def with_standings(
 def _keep(
     resolved: ResolvedConfig, labels: Sequence[str], standings: Sequence[Standing], cause: str
 ) -> None:
-    dump = create_dump(cause, labels, members_of(mesh_of(resolved.parallel)), standings)
+    dump = create_dump(cause, labels, members_of(Mesh.of(resolved.parallel)), standings)
     rules = [rule for rule in resolved.faults if rule.kind == "driver"]
     try:
         path = write_dump(dump, folders.default_dump_dir(), rules)

@@ -72,22 +72,11 @@ def first_cause(failures: Sequence[Failure]) -> Failure:
     return next((failure for failure in failures if not failure.is_derived), failures[0])
 
 
-def mesh_of(parallel: ParallelConfig) -> Mesh:
-    """The arrangement of all ranks."""
-    return Mesh(
-        tp_size=parallel.tensor_parallel_size,
-        pcp_size=parallel.prefill_context_parallel_size,
-        dcp_size=parallel.decode_context_parallel_size,
-        pp_size=parallel.pipeline_parallel_size,
-        dp_size=parallel.data_parallel_size,
-    )
-
-
 def describe_rank(parallel: ParallelConfig, rank: int) -> str:
     """A rank with its coordinates, as log lines spell it: `rank1 tp1 pcp0 dcp1`; stage and replica
     come first where there are several.
     """
-    mesh = mesh_of(parallel)
+    mesh = Mesh.of(parallel)
     coord = mesh.coord_of(rank)
     words = [f"rank{rank}"]
     if mesh.dp_size > 1:

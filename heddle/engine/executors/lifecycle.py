@@ -19,13 +19,13 @@ from heddle.engine.executors.failure import (
     Failure,
     first_cause,
     idle_error,
-    mesh_of,
     start_error,
     step_error,
 )
 from heddle.engine.executors.ledger import StepLedger, StepUnderWay
 from heddle.engine.lockstep import moves_in_lockstep
 from heddle.errors import HeddleError, RankFailed
+from heddle.layout.mesh import Mesh
 from heddle.step.batch import GlobalBatch, RankReply
 
 _T = TypeVar("_T")
@@ -46,7 +46,7 @@ class ManagedExecutor(ABC):
         self._resolved = resolved
         self._state: Literal["new", "running", "closed"] = "new"
         self._cause = ""
-        mesh = mesh_of(resolved.parallel)
+        mesh = Mesh.of(resolved.parallel)
         self._ledger = StepLedger(
             [mesh.ranks_of_replica(replica) for replica in range(mesh.dp_size)],
             resolved.step_timeout_seconds,

@@ -26,13 +26,14 @@ from typing import TypeVar
 from heddle.config.engine import ResolvedConfig
 from heddle.engine.executors.base import RANK_WORKER, RankProgress, progress_of
 from heddle.engine.executors.deadline import COLLECTIVE_SHARE
-from heddle.engine.executors.failure import Failure, failure_of, mesh_of, start_error, step_error
+from heddle.engine.executors.failure import Failure, failure_of, start_error, step_error
 from heddle.engine.executors.launch_info import LaunchInfo
 from heddle.engine.executors.ledger import StepUnderWay
 from heddle.engine.executors.lifecycle import ManagedExecutor, RanksFailed
 from heddle.engine.executors.messages import Collect, Ready, Reply, Round, Step, Stop
 from heddle.engine.executors.seat import Seat
 from heddle.errors import ConfigError
+from heddle.layout.mesh import Mesh
 from heddle.step.batch import GlobalBatch, RankReply
 
 _T = TypeVar("_T")
@@ -145,7 +146,7 @@ def serve_rank(resolved: ResolvedConfig, launch: LaunchInfo, *, worker: str = RA
         seat.gather(Ready(), Ready, resolved.startup_timeout_seconds)
     except Exception as error:
         raise start_error(parallel, [failure_of(launch.rank, error)]) from error
-    replica = mesh_of(parallel).replica_of(launch.rank)
+    replica = Mesh.of(parallel).replica_of(launch.rank)
     limit = resolved.step_timeout_seconds * parallel.pipeline_parallel_size
     under_way: deque[GlobalBatch] = deque()
     while not isinstance(message := seat.receive(), Stop):
